@@ -1,0 +1,242 @@
+"""The drawings of the report, as SVG text: the same numbers give the same bytes.
+
+Colours belong to series (methods), full markers are ours, hollow ones are the paper's.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from subbit.experiments.ledger import Layer
+from subbit.experiments.table import Measured, Table, TableRow, size
+
+# Eight hues that stay apart for colour-blind readers (Okabe and Ito), black for the dense network.
+_PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_STYLE = {
+    "svg.hashsalt": "subbit",  # element ids would be random otherwise
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.labelcolor": "#333333",
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
+
+
+def draw(table: Table) -> str | None:
+    """The figure that the spec asks for; None where there is nothing to draw yet."""
+    if not table.measured and not (table.spec.figure == "size" and table.published.rows):
+        return None
+    return {"size": _accuracy_over_bytes, "ratio": _accuracy_over_ratio, "curves": learning_curves}[table.spec.figure](
+        table
+    )
+
+
+def learning_curves(table: Table) -> str | None:
+    """Accuracy after each epoch: the mean over seeds as a line, their range as a band."""
+    if not any(measured.last.curve for _, measured in table.measured):
+        return None
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.6, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        lows: list[float] = []
+        for number, (row, measured) in enumerate(table.measured):
+            curves = [entry.curve for entry in measured.entries]
+            epochs = range(1, min(map(len, curves)) + 1)
+            columns = [[curve[epoch - 1] for curve in curves] for epoch in epochs]
+            color = _PALETTE[number % len(_PALETTE)]
+            mean = [sum(column) / len(column) for column in columns]
+            dashes = "-" if number < len(_PALETTE) else "--"
+            axes.plot(epochs, mean, dashes, color=color, linewidth=1.7, label=_legend(row, measured))
+            if len(curves) > 1:
+                axes.fill_between(
+                    epochs, [min(c) for c in columns], [max(c) for c in columns], color=color, alpha=0.15, linewidth=0
+                )
+            lows += mean
+        split = table.measured[0][1].last.curve_split
+        axes.set(xlabel="epoch", ylabel=f"{split} accuracy (%)", title="Accuracy after each epoch")
+        _zoom(axes, lows)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return _svg(figure)
+
+
+def layer_bits(row: TableRow, measured: Measured) -> str | None:
+    """Bits per weight of each layer in the file, over the share of the file that the layer takes."""
+    layers = [layer for layer in measured.last.layers if layer.weights]
+    if not layers:
+        return None
+    total = 8 * measured.last.stored_bytes
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.6, 0.9 + 0.26 * len(layers)), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        places = range(len(layers))
+        per_weight = [layer.bits / layer.weights for layer in layers]
+        left.barh(places, per_weight, color=["#0072B2" if bits < 1 else "#9DB8CC" for bits in per_weight], height=0.66)
+        left.axvline(1, color="#D55E00", linewidth=1)
+        left.set_xscale("log", base=2)
+        left.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}")
+        )
+        left.set(yticks=places, title=f"{row.row.label}: bits per weight")
+        left.set_yticklabels([layer.name for layer in layers])
+        left.invert_yaxis()
+        for place, bits in zip(places, per_weight, strict=True):
+            left.annotate(f" {bits:.3g}", (bits, place), va="center", fontsize=8, color="#333333")
+        left.set_xlim(right=left.get_xlim()[1] * 2)
+        share = [100 * layer.bits / total for layer in layers]
+        right.barh(places, share, color="#009E73", height=0.66)
+        for place, part in zip(places, share, strict=True):
+            right.annotate(f" {part:.1f}", (part, place), va="center", fontsize=8, color="#333333")
+        right.set(title="share of the file (%)", xlim=(0, max(share) * 1.18))
+        for axes in (left, right):
+            axes.grid(axis="y", visible=False)
+        return _svg(figure)
+
+
+def filter_use(row: TableRow, measured: Measured) -> str | None:
+    """How often each shared filter is used, per layer, most used first."""
+    layers = [layer for layer in measured.last.layers if layer.usage]
+    if not layers:
+        return None
+    with matplotlib.rc_context(_STYLE):
+        across = min(4, len(layers))
+        down = -(-len(layers) // across)
+        figure = Figure(figsize=(7.6, 0.4 + 1.75 * down), layout="constrained")
+        grid = figure.subplots(down, across, squeeze=False)
+        for axes, layer in zip(grid.flat, layers, strict=False):
+            _draw_use(axes, layer)
+        for axes in list(grid.flat)[len(layers) :]:
+            axes.set_axis_off()
+        figure.supylabel("blocks", fontsize=9, color="#333333")
+        figure.suptitle(f"{row.row.label}: blocks per shared filter, most used first", fontsize=10.5, x=0.01, ha="left")
+        return _svg(figure)
+
+
+def _draw_use(axes: Axes, layer: Layer) -> None:
+    counts = sorted(layer.usage, reverse=True)
+    axes.bar(range(1, len(counts) + 1), counts, width=1.0, color="#56B4E9", edgecolor="white", linewidth=0.2)
+    axes.axhline(sum(counts) / len(counts), color="#D55E00", linewidth=1)  # equal use
+    unused = counts.count(0)
+    axes.set_title(f"{layer.name}\n{len(counts)} filters, {unused} unused", fontsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.tick_params(labelsize=7.5)
+    axes.grid(axis="x", visible=False)
+
+
+def _accuracy_over_bytes(table: Table) -> str:
+    """Left, the convolutions by the paper's count, published and ours; right, our whole files."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(9.2, 4.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        dense_bytes = 4 * table.published.convolution_weights
+        seen: list[float] = []
+        for number, series in enumerate(_series(table)):
+            color, marker = _PALETTE[number % len(_PALETTE)], _MARKERS[number % len(_MARKERS)]
+            rows = [row for row in table.rows if row.row.series == series]
+            paper = [
+                (dense_bytes / row.published.ratio, row.published.accuracy[table.spec.column])
+                for row in rows
+                if row.published and dense_bytes and table.spec.column in row.published.accuracy
+            ]
+            left.plot(
+                *_columns(paper), ":", marker=marker, color=color, markerfacecolor="white", markersize=6.5, linewidth=1
+            )
+            measured = [row.measured for row in rows if row.measured]
+            if dense_bytes:
+                counted = [(dense_bytes / m.last.paper_ratio, m.accuracy) for m in measured]
+                left.plot(*_columns(counted), "-", marker=marker, color=color, markersize=6.5, linewidth=1)
+            files = [(float(m.last.stored_bytes), m.accuracy) for m in measured]
+            errors = [m.spread or 0.0 for m in measured]
+            right.errorbar(
+                *_columns(files), yerr=errors or None, fmt="-", marker=marker, color=color, markersize=6.5, linewidth=1,
+                label=series,
+            )  # fmt: skip
+            seen += [point[1] for point in (*paper, *files)]
+        left.set(title="Convolutions only, by the paper's count", ylabel="test accuracy (%)")
+        right.set(title="Whole file, classifier and all (ours)")
+        for axes in (left, right):
+            axes.set_xlabel("bytes")
+            _zoom(axes, seen)
+            _byte_axis(axes)
+        left.plot([], [], "o", color="#777777", markerfacecolor="white", label="paper")
+        left.plot([], [], "o", color="#777777", label="ours")
+        left.legend(loc="lower right")
+        right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return _svg(figure)
+
+
+def _accuracy_over_ratio(table: Table) -> str:
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.6, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        seen: list[float] = []
+        for number, series in enumerate(_series(table)):
+            measured = [m for row, m in table.measured if row.row.series == series]
+            points = [(m.last.paper_ratio, m.accuracy) for m in measured]
+            color, marker = _PALETTE[1 + number % (len(_PALETTE) - 1)], _MARKERS[number % len(_MARKERS)]
+            axes.errorbar(
+                *_columns(points), yerr=[m.spread or 0.0 for m in measured] or None, fmt="-", marker=marker,
+                color=color, capsize=3, linewidth=1.6, label=series,
+            )  # fmt: skip
+            seen += [accuracy for _, accuracy in points]
+        axes.set(xlabel="compression ratio, by the paper's count", ylabel="test accuracy (%)", title=table.spec.title)
+        _zoom(axes, seen)
+        axes.legend(loc="best")
+        return _svg(figure)
+
+
+def _series(table: Table) -> list[str]:
+    return list(dict.fromkeys(row.row.series for row in table.rows))
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _legend(row: TableRow, measured: Measured) -> str:
+    return row.row.label + (f"\n({measured.epochs_note})" if measured.epochs_note else "")
+
+
+def _zoom(axes: Axes, values: Sequence[float]) -> None:
+    """Spends the height on the accuracies that matter: early epochs far below the best may leave the picture."""
+    if not values:
+        return
+    best, median = max(values), sorted(values)[len(values) // 2]
+    low = max(min(values), best - max(6 * (best - median), 1.5))
+    margin = max(0.06 * (best - low), 0.02)
+    axes.set_ylim(max(low - margin, 0), min(best + margin, 100.0 + margin))
+
+
+def _byte_axis(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=12))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: size(round(value)).replace(".0 ", " ").replace(".00 ", " "))
+    )
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", labelrotation=30)
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    return buffer.getvalue()

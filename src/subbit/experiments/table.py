@@ -1,0 +1,188 @@
+"""Paper and ours side by side: spec, published numbers and ledger become rows, and rows become text cells.
+
+The same cells serve the terminal, Markdown, HTML and the README, so a number is formatted in one place.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from subbit.experiments import ledger
+from subbit.experiments.ledger import Entry, Ledger
+from subbit.experiments.published import PublishedRow, PublishedTable, published_for
+from subbit.experiments.spec import Row, Spec
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The runs of one row that are shown, one per seed: with the spec's epochs, else those with the most."""
+
+    entries: tuple[Entry, ...]
+    spec_epochs: int
+
+    @property
+    def epochs(self) -> int:
+        return self.entries[0].epochs
+
+    @property
+    def seeds(self) -> int:
+        return len(self.entries)
+
+    @property
+    def accuracy(self) -> float:
+        """Mean test accuracy over the seeds."""
+        return statistics.fmean(entry.accuracy for entry in self.entries)
+
+    @property
+    def spread(self) -> float | None:
+        """Sample standard deviation over the seeds; None for one seed."""
+        return statistics.stdev(entry.accuracy for entry in self.entries) if self.seeds > 1 else None
+
+    @property
+    def epochs_note(self) -> str:
+        """Says so where not as many epochs were run as the spec asks for."""
+        if self.epochs < self.spec_epochs:
+            return f"{self.epochs} of {self.spec_epochs} epochs"
+        return f"{self.epochs} epochs instead of {self.spec_epochs}" if self.epochs > self.spec_epochs else ""
+
+    @property
+    def last(self) -> Entry:
+        """The run that sizes and layers are read from (they differ between seeds by unused filters at most)."""
+        return self.entries[-1]
+
+
+@dataclass(frozen=True)
+class TableRow:
+    row: Row
+    published: PublishedRow | None
+    measured: Measured | None
+    outdated: int  # ledger lines of this row under another definition, which are not shown
+
+
+@dataclass(frozen=True)
+class Table:
+    spec: Spec
+    published: PublishedTable
+    rows: tuple[TableRow, ...]
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[tuple[TableRow, Measured], ...]:
+        return tuple((row, row.measured) for row in self.rows if row.measured is not None)
+
+
+def build_table(spec: Spec, entries: Ledger | None = None) -> Table:
+    """The table of a spec; the ledger beside the spec unless one is given."""
+    book = ledger.read(spec.ledger) if entries is None else entries
+    published = published_for(spec)
+    rows = tuple(
+        TableRow(
+            row=row,
+            published=published.rows.get(row.published),
+            measured=_measured(row, book.entries),
+            outdated=sum(entry.row == row.name and entry.row_hash != row.hash for entry in book.entries),
+        )
+        for row in spec.rows
+    )
+    return Table(spec, published, rows, book.damaged)
+
+
+def notes(table: Table) -> list[str]:
+    """What a reader of the table must know: shortened rows, more than one seed, old and damaged lines."""
+    found: list[str] = []
+    other = [f"{row.row.label}: {m.epochs_note}" for row, m in table.measured if m.epochs_note]
+    if other:
+        found.append("Not run with the epochs of the spec: " + "; ".join(other) + ".")
+    if any(m.seeds > 1 for _, m in table.measured):
+        found.append("± is the sample standard deviation over seeds; their number is in brackets.")
+    found += [
+        f"{row.row.label}: {row.outdated} older measurement{'s' if row.outdated > 1 else ''} of another definition "
+        "of this row not shown."
+        for row in table.rows
+        if row.outdated
+    ]
+    if table.spec.note:
+        found.append(table.spec.note)
+    return [*found, *table.damaged]
+
+
+def cells(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of text; columns that would be empty are left out."""
+    columns: list[tuple[str, list[str]]] = [
+        ("network", [row.row.label for row in table.rows]),
+        ("ratio, paper", [_published_ratio(row.published) for row in table.rows]),
+    ]
+    networks = list(dict.fromkeys(n for row in table.rows if row.published for n in row.published.recount))
+    for network in networks:
+        header = f"recounted, {network}" if len(networks) > 1 else "recounted"
+        columns.append((header, [_recount(row.published, network) for row in table.rows]))
+    if not networks:
+        columns.append(
+            ("recounted", [ratio(row.measured.last.paper_ratio) if row.measured else NONE for row in table.rows])
+        )
+    columns += [
+        ("file", [size(row.measured.last.stored_bytes) if row.measured else NONE for row in table.rows]),
+        ("ratio, file", [ratio(row.measured.last.ratio) if row.measured else NONE for row in table.rows]),
+        ("accuracy, paper", [_published_accuracy(row.published, table.spec.column) for row in table.rows]),
+        ("accuracy, ours", [accuracy(row.measured) for row in table.rows]),
+    ]
+    kept = [column for column in columns if any(cell != NONE for cell in column[1]) or column[0] == "accuracy, ours"]
+    return [header for header, _ in kept], [list(line) for line in zip(*(column for _, column in kept), strict=True)]
+
+
+def markdown(table: Table) -> str:
+    """The table and its notes as Markdown."""
+    headers, rows = cells(table)
+    lines = [_line(headers), _line(["---"] + ["---:"] * (len(headers) - 1)), *map(_line, rows)]
+    return "\n".join([*lines, *(f"\n{note}" for note in notes(table))]) + "\n"
+
+
+def accuracy(measured: Measured | None) -> str:
+    """99.27 ± 0.03 (3), with the epochs where they fell short."""
+    if measured is None:
+        return NONE
+    spread = "" if measured.spread is None else f" ± {measured.spread:.2f} ({measured.seeds})"
+    epochs = f", {measured.epochs_note}" if measured.epochs_note else ""
+    return f"{measured.accuracy:.2f}{spread}{epochs}"
+
+
+def ratio(value: float) -> str:
+    return f"{value:.1f}×" if value < 1000 else f"{value:.0f}×"
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that leaves three or four digits."""
+    if count < 10_000:
+        return f"{count:,} B"
+    return f"{count / 1000:.1f} kB" if count < 1_000_000 else f"{count / 1_000_000:.2f} MB"
+
+
+def _measured(row: Row, entries: Iterable[Entry]) -> Measured | None:
+    valid = [entry for entry in entries if entry.row == row.name and entry.row_hash == row.hash]
+    if not valid:
+        return None
+    epochs = max((entry.epochs for entry in valid), key=lambda count: (count == row.epochs, count))
+    shown = {entry.seed: entry for entry in valid if entry.epochs == epochs}  # the latest line of each seed
+    return Measured(tuple(shown[seed] for seed in sorted(shown)), row.epochs)
+
+
+def _published_ratio(row: PublishedRow | None) -> str:
+    if row is None:
+        return NONE
+    return ("~" if row.about else "") + f"{row.ratio:g}×"
+
+
+def _recount(row: PublishedRow | None, network: str) -> str:
+    return f"{row.recount[network]:.2f}×" if row and network in row.recount else NONE
+
+
+def _published_accuracy(row: PublishedRow | None, column: str) -> str:
+    return f"{row.accuracy[column]:.2f}" if row and column in row.accuracy else NONE
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
