@@ -223,7 +223,7 @@ class Pool(Op):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdaptivePool(Op):
-    """Adaptive max or average pooling to (height, width)."""
+    """Adaptive max or average pooling to (height, width); 0 keeps the input's size."""
 
     kind: Literal["max", "avg"]
     output: tuple[int, int]
@@ -299,7 +299,7 @@ class Pad(Op):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Upsample(Op):
-    """Resampling of the last two dimensions by `factor`, or to `output` where it is given.
+    """Resampling of the last two dimensions to `output`, or where that is 0 to ⌊input · factor⌋.
 
     `factor` is what PyTorch maps coordinates with when a scale factor was passed; 0 means output/input.
     """
@@ -377,7 +377,7 @@ def fold_scales(op: Conv | Linear) -> Conv | Linear:
         ratios[:, 0] = 1
         zero = largest == 0  # a filter that is zero altogether: the channel scale says so
         ratios[zero] = 1
-        folded = replace(weight, scale=ratios if weight.blocks > 1 else None)
+        folded = replace(weight, scale=None if np.all(ratios == 1) else ratios)
         own = np.where(zero, np.float32(0), own).astype(np.float32)
     scale = own if op.scale is None else (op.scale * own).astype(np.float32)
-    return replace(op, weight=folded, scale=scale)
+    return replace(op, weight=folded, scale=None if np.all(scale == 1) else scale)
