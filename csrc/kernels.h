@@ -1,0 +1,112 @@
+/* What the executor asks of a kernel, and the table of kernels of one instruction set.
+ *
+ * Memory: values are row-major without a batch, (channels, height, width). Every pointer to a value, to scratch and to
+ * prepared weights is aligned to SB_ALIGNMENT, and its size is rounded up to a multiple of it: a kernel may read and
+ * write the rest of the last SB_ALIGNMENT bytes of what it was given; nobody relies on what is there. `in` and `out`
+ * of a convolution never overlap; the element-wise kernels work in place. Kernels allocate nothing.
+ *
+ * A row of another instruction set is one `sb_kernels` with NULL where the portable kernel should serve.
+ */
+#ifndef SUBBIT_KERNELS_H
+#define SUBBIT_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SB_ALIGNMENT 64
+
+/* Element-wise functions, numbered as in the file; SB_NONE is the identity. */
+typedef enum sb_function_kind {
+    SB_RELU, SB_RELU6, SB_LEAKY_RELU, SB_HARDTANH, SB_SIGMOID, SB_HARD_SIGMOID, SB_SILU, SB_HARD_SWISH,
+    SB_GELU, SB_GELU_TANH, SB_TANH, SB_SIGN, SB_ABS, SB_ELU, SB_SOFTPLUS, SB_MISH, SB_FUNCTIONS,
+    SB_NONE = 255
+} sb_function_kind;
+
+typedef struct sb_function {
+    uint8_t kind; /* sb_function_kind */
+    float a, b;   /* leaky_relu slope; hardtanh min, max; elu alpha; softplus beta, threshold */
+} sb_function;
+
+typedef enum sb_arithmetic { SB_ADD, SB_SUB, SB_MUL, SB_DIV, SB_MAXIMUM, SB_MINIMUM, SB_ARITHMETICS } sb_arithmetic;
+
+typedef enum sb_weight_kind { SB_DENSE, SB_BINARY, SB_STACKED_BITS, SB_STACKED_VALUES } sb_weight_kind;
+
+/* The weight of a convolution. Filter t of the layer has k blocks of s channels each; block i is
+ *     ratio[t][i] * stored filter index[t][i]
+ * and the output is scale[t] * (filter t * input) + shift[t]. A dense or binary weight has k = 1 and stores
+ * every filter: index and ratio are NULL then, and filter t is stored filter t. */
+typedef struct sb_weight {
+    uint8_t kind;               /* sb_weight_kind */
+    bool binary_input;          /* the input counts as its signs, +1 for x >= 0; zero padding comes after that */
+    bool half;                  /* values are fp16 instead of fp32 */
+    int32_t out;                /* c_out */
+    int32_t filters;            /* m, stored filters */
+    int32_t blocks;             /* k */
+    int32_t depth;              /* s, channels of a stored filter */
+    int32_t kernel_h, kernel_w;
+    const uint8_t *bits;        /* SB_BINARY, SB_STACKED_BITS: (m, kernel_h, kernel_w, s), LSB first, 1 is +1, no gaps
+                                   between filters; any alignment, nothing readable beyond the last byte */
+    const uint8_t *values;      /* SB_DENSE, SB_STACKED_VALUES: (m, s, kernel_h, kernel_w), little-endian, unaligned */
+    const uint16_t *index;      /* (c_out, k) below m, or NULL */
+    const float *ratio;         /* (c_out, k), or NULL: all ones */
+    const float *scale;         /* (c_out), or NULL: all ones */
+    const float *shift;         /* (c_out), or NULL: all zeros */
+} sb_weight;
+
+struct sb_conv_kernel;
+
+/* One convolution of a model, everything known when it is opened. Channel c of group g is input channel
+ * g * blocks * depth + c; filters g * out / groups ... belong to group g. A fully connected layer is a convolution of a
+ * 1 x 1 kernel over (in, 1, rows), transposed by the executor when it has more than one row. */
+typedef struct sb_conv {
+    int32_t channels, height, width;  /* of the input */
+    int32_t out_height, out_width;
+    int32_t stride_h, stride_w;
+    int32_t pad_top, pad_left;        /* bottom and right follow from the output size */
+    int32_t dilation_h, dilation_w;
+    int32_t groups;
+    sb_weight weight;
+    sb_function then;                 /* applied to every output; may differ between calls of run */
+    const struct sb_conv_kernel *kernel;
+    const void *prepared;             /* what kernel->prepare wrote, or NULL */
+} sb_conv;
+
+typedef struct sb_conv_kernel {
+    const char *name;
+    /* Estimated nanoseconds on one core, negative where the kernel cannot do this convolution; the cheapest is taken. */
+    double (*cost)(const sb_conv *conv);
+    /* Bytes of prepared weights, still packed; NULL: none. They are made once, when the model is opened. */
+    size_t (*prepared_size)(const sb_conv *conv);
+    void (*prepare)(const sb_conv *conv, void *prepared); /* `prepared` is zeroed */
+    /* Bytes of scratch for run; NULL: none. */
+    size_t (*scratch_size)(const sb_conv *conv);
+    void (*run)(const sb_conv *conv, const float *in, float *out, void *scratch);
+} sb_conv_kernel;
+
+/* Max or average pooling of (channels, height, width). */
+typedef struct sb_pool {
+    bool average, count_include_pad;
+    int32_t channels, height, width, out_height, out_width;
+    int32_t kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w;
+    int32_t pad_bottom, pad_right;    /* part of the window that counts for count_include_pad */
+    int32_t divisor;                  /* 0: the number of elements under the window */
+} sb_pool;
+
+typedef struct sb_kernels {
+    const char *name;                     /* "portable", "avx2" ... as in SUBBIT_ISA */
+    const sb_conv_kernel *const *convs;   /* ends with NULL */
+    void (*function)(sb_function f, const float *in, float *out, size_t count);
+    /* out[i] = f(a[i * a_step], b[i * b_step]), steps 0 or 1 */
+    void (*arithmetic)(sb_arithmetic f, const float *a, size_t a_step, const float *b, size_t b_step, float *out,
+                       size_t count);
+    void (*affine)(float scale, float shift, const float *in, float *out, size_t count);
+    void (*pool)(const sb_pool *pool, const float *in, float *out);
+} sb_kernels;
+
+extern const sb_kernels sb_kernels_portable;
+
+/* One function on one number: the definition of every sb_function_kind. */
+float sb_apply(sb_function f, float x);
+
+#endif
