@@ -1,0 +1,109 @@
+"""BWN: weights that are signs, with a scale per filter.
+
+Rastegari et al., "XNOR-Net: ImageNet Classification Using Binary Convolutional Neural Networks", ECCV 2016, section
+3.1. For filter t of n weights
+
+    W̃_t = α_t · sign(W_t),  α_t = mean |W_t|
+    ∂L/∂W_i = sign(W_i)/n · Σ_j ∂L/∂W̃_j·sign(W_j)  +  α · 1[|W_i| ≤ 1] · ∂L/∂W̃_i
+
+The first term is the gradient through α, the second that of the sign (estimator "clipped").
+
+Options of the original code, off by default: before it binarises, it centres each filter over its input channels
+(`centre`) and clips the latent weights to [−1, 1] (`clamp`). Both change the latent weights themselves and happen at
+the start of a forward in training mode. The gate is closed at |W| = 1, so that clipped weights can come back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from subbit.methods.base import (
+    CompressedLayer,
+    LikeConv1d,
+    LikeConv2d,
+    LikeLinear,
+    LikePlain,
+    Method,
+    as_float32,
+    as_signs,
+    check_choice,
+    check_flags,
+    new_parameter,
+)
+from subbit.nn.estimators import ESTIMATORS, estimator
+from subbit.records import Binary
+
+
+@dataclass(frozen=True, repr=False)
+class BWN(Method):
+    """Weights of ±α, with one α per filter."""
+
+    name = "bwn"
+
+    centre: bool = False
+    clamp: bool = False
+    estimator: str = "clipped"
+
+    def __post_init__(self) -> None:
+        check_flags(self, "centre", "clamp")
+        check_choice(self, "estimator", ESTIMATORS)
+
+    def layer_classes(self) -> tuple[type[LikePlain], ...]:
+        return BWNConv1d, BWNConv2d, BWNLinear
+
+
+class BWNLayer(CompressedLayer):
+    """Trains a latent weight; signs and scales follow from it."""
+
+    method: BWN
+    latent: nn.Parameter
+
+    def make_parameters(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.latent = new_parameter(self.weight_shape, dtype, device)
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        if self.method.centre:
+            self.latent.sub_(self.latent.mean(1, keepdim=True))
+        if self.method.clamp:
+            self.latent.clamp_(-1, 1)
+
+    def effective_weight(self) -> Tensor:
+        signs = estimator(self.method.estimator)(self.latent)
+        return signs * self._scale(signs).reshape(-1, *[1] * (signs.ndim - 1))
+
+    def _scale(self, signs: Tensor) -> Tensor:
+        # mean |W| as the mean of W·sign(W), which keeps the signs for the backward pass and not the latent weight
+        return (self.latent * signs.detach()).flatten(1).mean(1)
+
+    def record(self) -> Binary:
+        signs = estimator(self.method.estimator)(self.latent)
+        return Binary(as_signs(self.latent), as_float32(self._scale(signs)))
+
+    def bank_signs(self) -> Tensor:
+        """The signs of the weights as they stand, True for +1."""
+        return self.latent.detach() >= 0
+
+    def start_random(self) -> None:
+        # |W| uniform in 0 … r makes α = r/2, and α² has to be 2/fan_in for activations to keep their scale
+        reach = math.sqrt(8 / self.fan_in)
+        self.latent.uniform_(-reach, reach)
+
+    def start_dense(self, weight: Tensor) -> None:
+        self.latent.copy_(weight)  # α·sign(W) is the nearest there is to W
+
+
+class BWNConv1d(LikeConv1d, BWNLayer):
+    """nn.Conv1d by BWN."""
+
+
+class BWNConv2d(LikeConv2d, BWNLayer):
+    """nn.Conv2d by BWN."""
+
+
+class BWNLinear(LikeLinear, BWNLayer):
+    """nn.Linear by BWN."""

@@ -1,0 +1,85 @@
+"""XNOR-Net: weights of ±α and inputs of ±1.
+
+Rastegari et al., "XNOR-Net: ImageNet Classification Using Binary Convolutional Neural Networks", ECCV 2016, section
+3.2. Weights as in BWN; the layer takes the signs of its input, and the paper scales the output by K:
+
+    y = (W̃ ∗ sign(x)) ⊙ K        K = A ∗ k,  A = mean |x| over the channels,  k = a box filter of the kernel's size
+
+The order of a block is BatchNorm – sign – convolution – (pooling). Zero padding comes after the sign. With groups, A is
+the mean over the channels of a group.
+
+The original code leaves K out, so `input_scale` is off by default. A layer with it trains and runs in PyTorch but has
+no packed form, as K needs the real input at run time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subbit.errors import PackError
+from subbit.methods.base import LikeConv1d, LikeConv2d, LikeLinear, LikePlain, check_flags
+from subbit.methods.bwn import BWN, BWNLayer
+from subbit.records import Binary
+
+
+@dataclass(frozen=True, repr=False)
+class XNORNet(BWN):
+    """Weights of ±α and inputs of ±1; `input_scale` multiplies the output by K."""
+
+    name = "xnornet"
+    binary_input = True
+
+    input_scale: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flags(self, "input_scale")
+
+    def layer_classes(self) -> tuple[type[LikePlain], ...]:
+        return XNORNetConv1d, XNORNetConv2d, XNORNetLinear
+
+
+class XNORNetLayer(BWNLayer):
+    """As BWN's on the signs of the input, and maybe times K."""
+
+    method: XNORNet
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.method.input_scale:
+            return super().forward(x)
+        if self.training:
+            self.constrain()
+        y = self.plain(self.receive(x), self.effective_weight()) * self._input_scale(x)
+        return y if self.bias is None else y + self.bias.reshape(-1, *[1] * (len(self.weight_shape) - 2))
+
+    def _input_scale(self, x: Tensor) -> Tensor:
+        """K, in the shape of the output or broadcast to it."""
+        if self.kind == "linear":
+            return x.abs().mean(-1, keepdim=True)
+        channel = 1 - len(self.weight_shape)
+        groups = x.abs().chunk(self.groups, channel)
+        mean = torch.cat([group.mean(channel, keepdim=True) for group in groups], channel)  # (N, g, H, W)
+        kernel = self.weight_shape[2:]
+        box = x.new_full((self.groups, 1, *kernel), 1 / math.prod(kernel))
+        return self.plain(mean, box).repeat_interleave(self.out_channels // self.groups, channel)
+
+    def record(self) -> Binary:
+        if self.method.input_scale:
+            raise PackError("XNORNet(input_scale=True) needs the real input at run time and has no packed form")
+        return super().record()
+
+
+class XNORNetConv1d(LikeConv1d, XNORNetLayer):
+    """nn.Conv1d by XNOR-Net."""
+
+
+class XNORNetConv2d(LikeConv2d, XNORNetLayer):
+    """nn.Conv2d by XNOR-Net."""
+
+
+class XNORNetLinear(LikeLinear, XNORNetLayer):
+    """nn.Linear by XNOR-Net."""

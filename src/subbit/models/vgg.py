@@ -1,0 +1,61 @@
+"""VGG-16 for 32×32 images, in the two forms that the paper's text and its ratios imply."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from subbit.errors import ConfigError
+from subbit.models.blocks import convolution
+
+Variant = Literal["paper", "lego"]
+
+# stages of (channels, convolutions), each followed by 2×2 max pooling; then the widths of the hidden linear layers
+_VARIANTS: dict[str, tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = {
+    "paper": (((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), (512, 512)),
+    "lego": (((64, 3), (128, 3), (256, 3), (512, 3), (512, 3)), ()),
+}
+
+
+class VGG(nn.Module):
+    """Convolution – BatchNorm – ReLU throughout, pooling behind each stage, ReLU between linear layers."""
+
+    def __init__(
+        self, num_classes: int = 10, in_channels: int = 3, affine: bool = True, variant: Variant = "paper"
+    ) -> None:
+        super().__init__()
+        if variant not in _VARIANTS:
+            raise ConfigError(f"vgg16(variant={variant!r}): choose one of {', '.join(map(repr, _VARIANTS))}")
+        stages, hidden = _VARIANTS[variant]
+        features: list[nn.Module] = []
+        channels = in_channels
+        for width, depth in stages:
+            for _ in range(depth):
+                features += [
+                    convolution(channels, width, 3, padding=1),
+                    nn.BatchNorm2d(width, affine=affine),
+                    nn.ReLU(),
+                ]
+                channels = width
+            features.append(nn.MaxPool2d(2))
+        classifier: list[nn.Module] = [nn.Flatten()]  # 32×32 has become 1×1
+        for width in hidden:
+            classifier += [nn.Linear(channels, width), nn.ReLU()]
+            channels = width
+        classifier.append(nn.Linear(channels, num_classes))
+        self.features = nn.Sequential(*features)
+        self.classifier = nn.Sequential(*classifier)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.classifier(self.features(x))
+        return y
+
+
+def vgg16(num_classes: int = 10, in_channels: int = 3, affine: bool = True, variant: Variant = "paper") -> VGG:
+    """VGG-16 for images of 32×32.
+
+    "paper" has 13 convolutions and linear layers 512 → 512 → 512 → classes, as the paper's text says; "lego" has 15
+    convolutions, three per stage, and one linear layer, which the paper's ratios fit.
+    """
+    return VGG(num_classes, in_channels, affine, variant)
