@@ -45,7 +45,7 @@ def weight_bits(weight: Weight, storage: Storage = "f16") -> Bits:
         return Bits(filters=real * weight.values.size)
     if isinstance(weight, Binary):
         return Bits(filters=weight.signs.size, scales=0 if weight.scale is None else real * weight.scale.size)
-    c_out, k = weight.index.shape
+    c_out, k = weight.shape[0], weight.blocks
     return Bits(
         filters=weight.bank.size * (1 if weight.binary else real),
         indices=0 if weight.fixed else bits.index_width(weight.filters) * weight.index.size,
@@ -63,7 +63,7 @@ def paper_bits(weight: Weight) -> int:
         return FLOAT_BITS * weight.values.size
     if isinstance(weight, Binary):
         return weight.signs.size + (0 if weight.scale is None else FLOAT_BITS * weight.scale.size)
-    c_out, k = weight.index.shape
+    c_out, k = weight.shape[0], weight.blocks
     dense_p = k * weight.filters * c_out
     if not weight.binary:
         return FLOAT_BITS * (weight.bank.size + dense_p)
@@ -91,7 +91,7 @@ def operations(weight: Weight, positions: int, groups: int = 1) -> Operations:
     dense = _size(weight.shape) * positions
     if not isinstance(weight, Stacked):
         return Operations(dense, transform=dense)
-    c_out, k = weight.index.shape
+    c_out, k = weight.shape[0], weight.blocks
     filters = min(weight.filters, c_out // groups)
     filter_size = _size(weight.bank.shape[1:])
     return Operations(dense, transform=groups * k * filters * filter_size * positions, merge=k * c_out * positions)

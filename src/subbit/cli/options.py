@@ -86,7 +86,7 @@ def build_model(name: str, *, classes: int = 10, in_channels: int | None = None)
     from subbit import models
 
     channels = shape[0] if in_channels is None else in_channels
-    network: nn.Module = getattr(models, function)(classes=classes, in_channels=channels, **arguments)
+    network: nn.Module = getattr(models, function)(num_classes=classes, in_channels=channels, **arguments)
     return network
 
 
