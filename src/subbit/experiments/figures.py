@@ -9,16 +9,21 @@ import io
 from collections.abc import Sequence
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
 from subbit.experiments.ledger import Layer
 from subbit.experiments.table import Measured, Table, TableRow, size
 
+Point = tuple[float, float, float]  # x, accuracy, spread
+
 # Eight hues that stay apart for colour-blind readers (Okabe and Ito), black for the dense network.
 _PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_ACCURACY_TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 96, 97, 98, 98.5, 99, 99.2, 99.4, 99.6, 99.8, 99.9)
 _STYLE = {
     "svg.hashsalt": "subbit",  # element ids would be random otherwise
     "svg.fonttype": "path",
@@ -31,6 +36,7 @@ _STYLE = {
     "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#E6E6E6",
     "grid.linewidth": 0.8,
     "xtick.color": "#555555",
@@ -56,7 +62,7 @@ def learning_curves(table: Table) -> str | None:
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
         axes = figure.add_subplot()
-        lows: list[float] = []
+        seen: list[float] = []
         for number, (row, measured) in enumerate(table.measured):
             curves = [entry.curve for entry in measured.entries]
             epochs = range(1, min(map(len, curves)) + 1)
@@ -69,10 +75,10 @@ def learning_curves(table: Table) -> str | None:
                 axes.fill_between(
                     epochs, [min(c) for c in columns], [max(c) for c in columns], color=color, alpha=0.15, linewidth=0
                 )
-            lows += mean
+            seen += mean
         split = table.measured[0][1].last.curve_split
         axes.set(xlabel="epoch", ylabel=f"{split} accuracy (%)", title="Accuracy after each epoch")
-        _zoom(axes, lows)
+        _error_axis(axes, seen)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         return _svg(figure)
@@ -150,27 +156,18 @@ def _accuracy_over_bytes(table: Table) -> str:
         dense_bytes = 4 * table.published.convolution_weights
         seen: list[float] = []
         for number, series in enumerate(_series(table)):
-            color, marker = _PALETTE[number % len(_PALETTE)], _MARKERS[number % len(_MARKERS)]
             rows = [row for row in table.rows if row.row.series == series]
             paper = [
-                (dense_bytes / row.published.ratio, row.published.accuracy[table.spec.column])
+                (dense_bytes / row.published.ratio, row.published.accuracy[table.spec.column], 0.0)
                 for row in rows
                 if row.published and dense_bytes and table.spec.column in row.published.accuracy
             ]
-            left.plot(
-                *_columns(paper), ":", marker=marker, color=color, markerfacecolor="white", markersize=6.5, linewidth=1
-            )
-            measured = [row.measured for row in rows if row.measured]
-            if dense_bytes:
-                counted = [(dense_bytes / m.last.paper_ratio, m.accuracy) for m in measured]
-                left.plot(*_columns(counted), "-", marker=marker, color=color, markersize=6.5, linewidth=1)
-            files = [(float(m.last.stored_bytes), m.accuracy) for m in measured]
-            errors = [m.spread or 0.0 for m in measured]
-            right.errorbar(
-                *_columns(files), yerr=errors or None, fmt="-", marker=marker, color=color, markersize=6.5, linewidth=1,
-                label=series,
-            )  # fmt: skip
-            seen += [point[1] for point in (*paper, *files)]
+            ours = [row.measured for row in rows if row.measured]
+            counted = [(dense_bytes / m.last.paper_ratio, m.accuracy, m.spread or 0.0) for m in ours if dense_bytes]
+            files = [(m.last.stored_bytes, m.accuracy, m.spread or 0.0) for m in ours]
+            seen += _plot(left, paper, number, hollow=True)
+            seen += _plot(left, counted, number)
+            seen += _plot(right, files, number, label=series)
         left.set(title="Convolutions only, by the paper's count", ylabel="test accuracy (%)")
         right.set(title="Whole file, classifier and all (ours)")
         for axes in (left, right):
@@ -189,27 +186,38 @@ def _accuracy_over_ratio(table: Table) -> str:
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
         axes = figure.add_subplot()
         seen: list[float] = []
-        for number, series in enumerate(_series(table)):
-            measured = [m for row, m in table.measured if row.row.series == series]
-            points = [(m.last.paper_ratio, m.accuracy) for m in measured]
-            color, marker = _PALETTE[1 + number % (len(_PALETTE) - 1)], _MARKERS[number % len(_MARKERS)]
-            axes.errorbar(
-                *_columns(points), yerr=[m.spread or 0.0 for m in measured] or None, fmt="-", marker=marker,
-                color=color, capsize=3, linewidth=1.6, label=series,
-            )  # fmt: skip
-            seen += [accuracy for _, accuracy in points]
+        for number, series in enumerate(_series(table), start=1):
+            ours = [m for row, m in table.measured if row.row.series == series]
+            points = [(m.last.paper_ratio, m.accuracy, m.spread or 0.0) for m in ours]
+            seen += _plot(axes, points, number, label=series)
         axes.set(xlabel="compression ratio, by the paper's count", ylabel="test accuracy (%)", title=table.spec.title)
         _zoom(axes, seen)
         axes.legend(loc="best")
         return _svg(figure)
 
 
+def _plot(axes: Axes, points: Sequence[Point], number: int, *, hollow: bool = False, label: str = "") -> list[float]:
+    """One series as marks joined by a line, spread as bars; gives the accuracies that must be in the picture."""
+    if points:
+        x, accuracy, spread = zip(*sorted(points), strict=True)
+        axes.errorbar(
+            x,
+            accuracy,
+            yerr=spread if any(spread) else None,
+            fmt=":" if hollow else "-",
+            marker=_MARKERS[number % len(_MARKERS)],
+            color=_PALETTE[number % len(_PALETTE)],
+            markerfacecolor="white" if hollow else None,
+            markersize=6.5,
+            linewidth=1.2,
+            capsize=3,
+            label=label or None,
+        )
+    return [edge for _, accuracy, spread in points for edge in (accuracy - spread, accuracy + spread)]
+
+
 def _series(table: Table) -> list[str]:
     return list(dict.fromkeys(row.row.series for row in table.rows))
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
 
 
 def _legend(row: TableRow, measured: Measured) -> str:
@@ -217,13 +225,29 @@ def _legend(row: TableRow, measured: Measured) -> str:
 
 
 def _zoom(axes: Axes, values: Sequence[float]) -> None:
-    """Spends the height on the accuracies that matter: early epochs far below the best may leave the picture."""
-    if not values:
-        return
-    best, median = max(values), sorted(values)[len(values) // 2]
-    low = max(min(values), best - max(6 * (best - median), 1.5))
-    margin = max(0.06 * (best - low), 0.02)
-    axes.set_ylim(max(low - margin, 0), min(best + margin, 100.0 + margin))
+    """Spends the height on the values there are."""
+    if values:
+        low, high = min(values), max(values)
+        margin = max(0.06 * (high - low), 0.02)
+        axes.set_ylim(max(low - margin, 0), min(high + margin, 100.05))
+
+
+def _error_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Accuracy drawn by the logarithm of the error, so that the first epoch and the last tenths both show."""
+
+    def place(accuracy: NDArray[np.float64]) -> NDArray[np.float64]:
+        return -np.log10(np.maximum(100.0 - accuracy, 1e-3))
+
+    def back(height: NDArray[np.float64]) -> NDArray[np.float64]:
+        return 100.0 - np.power(10.0, -height)
+
+    axes.set_yscale("function", functions=(place, back))
+    low, high = place(np.array([min(values), max(values)]))
+    margin = 0.05 * (high - low) + 0.01
+    bottom, top = back(np.array([low - margin, high + margin]))
+    axes.set_ylim(max(bottom, 0.0), top)
+    axes.set_yticks([tick for tick in _ACCURACY_TICKS if bottom <= tick <= top])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _byte_axis(axes: Axes) -> None:

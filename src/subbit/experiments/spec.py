@@ -182,7 +182,7 @@ def _row(
     settings = {**common, **own}
     check_keys(f"{where}, settings", settings, _SETTINGS_KEYS)
     try:
-        epochs = Settings.resolve(settings).epochs
+        resolved = Settings.resolve(settings)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     inputs = _table(path, f"inputs of {name}", entry.get("inputs", {}))
@@ -195,20 +195,31 @@ def _row(
         series=_text(path, "series", entry.get("series", label.partition(" (")[0])),
         seeds=_seeds(path, entry["seeds"]) if "seeds" in entry else seeds,
         settings=settings,
-        epochs=epochs,
+        epochs=resolved.epochs,
         inputs=inputs,
         published=_text(path, "published", entry.get("published", name)),
         hash=_hash(
-            settings, {key: next(row.hash for row in before if row.name == value) for key, value in inputs.items()}
+            resolved, {key: next(row.hash for row in before if row.name == value) for key, value in inputs.items()}
         ),
     )
 
 
-def _hash(settings: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Twelve hexadecimal digits; epochs are left out because the ledger says them beside."""
-    defining = {key: value for key, value in settings.items() if key != "epochs"}
-    text = json.dumps([defining, dict(inputs)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def _hash(settings: Settings, inputs: Mapping[str, str]) -> str:
+    """Twelve hexadecimal digits over what defines the result: a retuned recipe makes another row.
+
+    Epochs and seed stand beside the hash in the ledger. Values at their default are left out, so that a setting
+    which is added later leaves the old rows what they were.
+    """
+    left_out = ("epochs", "seed", "recipe", "test_each_epoch", "threads", "accelerator", "devices", "nodes")
+    plain = Settings()
+    defining = {
+        key: value
+        for key, value in settings.to_dict().items()
+        if key in _SETTINGS_KEYS and key not in left_out and value != plain.to_dict()[key]
+    }
+    # What a default may become later must not matter for the names of things.
+    defining |= {"model": settings.model, "data": settings.data, "method": settings.method}
+    return hashlib.sha256(json.dumps([defining, dict(inputs)], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _seeds(path: Path, value: object) -> tuple[int, ...]:

@@ -94,9 +94,11 @@ def build_table(spec: Spec, entries: Ledger | None = None) -> Table:
 def notes(table: Table) -> list[str]:
     """What a reader of the table must know: shortened rows, more than one seed, old and damaged lines."""
     found: list[str] = []
-    other = [f"{row.row.label}: {m.epochs_note}" for row, m in table.measured if m.epochs_note]
-    if other:
-        found.append("Not run with the epochs of the spec: " + "; ".join(other) + ".")
+    other: dict[str, list[str]] = {}
+    for row, measured in table.measured:
+        if measured.epochs_note:
+            other.setdefault(measured.epochs_note, []).append(row.row.label)
+    found += [f"Run with {note}: {'; '.join(labels)}." for note, labels in other.items()]
     if any(m.seeds > 1 for _, m in table.measured):
         found.append("± is the sample standard deviation over seeds; their number is in brackets.")
     found += [

@@ -1,0 +1,61 @@
+"""`subbit report`: paper and ours as one HTML page and Markdown, and the generated tables of documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from subbit.errors import ConfigError
+
+
+def command(
+    names: Annotated[list[str] | None, typer.Argument(help="Specs to show; all of them by default.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for report.html, report.md and figures/.")] = Path(
+        "runs/report"
+    ),
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown, write nothing.")] = False,
+    update: Annotated[
+        Path | None, typer.Option("--update", help="Generate the marked tables of this document anew.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="With --update: change nothing, fail if a table is stale.")
+    ] = False,
+) -> None:
+    """Draw tables and figures from everything that was measured.
+
+    A document owns a table by the comments <!-- subbit:table NAME --> and <!-- /subbit:table -->.
+    """
+    from subbit.experiments.report import replace_tables, write_report
+    from subbit.experiments.spec import all_specs, find_spec, load_spec
+    from subbit.experiments.table import Table, build_table
+    from subbit.experiments.table import markdown as to_markdown
+
+    def table_of(name: str) -> Table:
+        return build_table(load_spec(find_spec(name)))
+
+    if check and update is None:
+        raise ConfigError("--check needs --update FILE: the document whose tables to check")
+    if update is not None:
+        try:
+            text = update.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read {update}: {error.strerror}") from error
+        fresh = replace_tables(text, table_of, str(update))
+        if check and fresh != text:
+            raise ConfigError(f"{update}: its tables are stale; run: subbit report --update {update}")
+        if not check:
+            update.write_text(fresh, encoding="utf-8")
+        typer.echo(f"{update}: tables up to date")
+        return
+    paths = [find_spec(name) for name in names] if names else all_specs()
+    if not paths:
+        find_spec("mnist")  # says where specs are looked for
+    tables = [build_table(load_spec(path)) for path in paths]
+    if markdown:
+        for table in tables:
+            typer.echo(f"## {table.spec.title}\n\n{to_markdown(table)}")
+        return
+    page, text_page = write_report(tables, out)
+    typer.echo(f"{page}\n{text_page}")

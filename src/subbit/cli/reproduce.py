@@ -1,0 +1,111 @@
+"""`subbit reproduce`: one table or figure of the paper, run as far as it is missing, then shown beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from subbit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from subbit.experiments.run import Job
+    from subbit.experiments.table import Table
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(help="A spec: mnist, cifar10-vgg16, …, or the path of a .toml.")] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option("--rows", help="Rows to run: names or globs, separated by commas. May repeat.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Instead of the spec's; shown as such.")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Instead of the spec's, e.g. 0,1,2.")] = None,
+    data_dir: Annotated[
+        str, typer.Option("--data-dir", help="Where data sets are, or are downloaded to; SUBBIT_DATA otherwise.")
+    ] = "",
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of run folders.")] = Path("runs"),
+    list_specs: Annotated[bool, typer.Option("--list", help="List the specs and what is measured of them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and run nothing.")] = False,
+) -> None:
+    """Run the rows of a table that are not measured yet, then print paper and ours side by side.
+
+    A run that was interrupted goes on where it stopped. Results are appended to results/NAME.jsonl beside the spec.
+    """
+    from subbit.experiments import ledger
+    from subbit.experiments.run import missing_jobs, run_job, select_rows
+    from subbit.experiments.spec import find_spec, load_spec
+    from subbit.experiments.table import build_table, size
+
+    console = Console()
+    if list_specs:
+        _print_specs(console)
+        return
+    if name is None:
+        raise ConfigError("which table? give the name of a spec, such as mnist; --list shows all")
+    spec = load_spec(find_spec(name))
+    chosen = select_rows(spec, _split(rows or []))
+    jobs = missing_jobs(spec, ledger.read(spec.ledger).entries, chosen, epochs=epochs, seeds=_numbers(seeds))
+
+    def announce(job: Job) -> None:
+        console.rule(f"{job.row.label}, seed {job.seed}, {job.epochs} epochs", align="left")
+
+    for job in jobs:
+        if dry_run:
+            console.print(job.command, highlight=False, soft_wrap=True)
+        elif entry := run_job(job, runs, data_dir=data_dir, announce=announce):
+            console.print(f"{job.row.label}: {entry.accuracy:.2f} %, {size(entry.stored_bytes)}, {entry.seconds:.0f} s")
+    print_table(console, build_table(spec))
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Paper and ours on the terminal."""
+    from subbit.experiments.table import cells, notes
+
+    headers, rows = cells(table)
+    shown = RichTable(title=table.spec.title, caption=table.published.place or None, title_justify="left")
+    for number, header in enumerate(headers):
+        shown.add_column(header, justify="right" if number else "left", no_wrap=number == 0)
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
+    for note in notes(table):
+        console.print(note, style="dim", highlight=False, soft_wrap=True)
+
+
+def _print_specs(console: Console) -> None:
+    from subbit.experiments.spec import all_specs, find_spec, load_spec
+    from subbit.experiments.table import build_table
+
+    paths = all_specs()
+    if not paths:
+        find_spec("mnist")  # raises, and says where specs are looked for
+    shown = RichTable("spec", "what", "in the paper", "rows measured")
+    for path in paths:
+        table = build_table(load_spec(path))
+        shown.add_row(
+            table.spec.name,
+            table.spec.title,
+            table.published.place,
+            f"{len(table.measured)} of {len(table.rows)}",
+        )
+    console.print(shown)
+
+
+def _split(values: Sequence[str]) -> list[str]:
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def _numbers(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    try:
+        numbers = [int(part) for part in _split([text])]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0:
+        raise ConfigError(f"--seeds {text!r}: give numbers from 0, separated by commas, such as 0,1,2")
+    return list(dict.fromkeys(numbers))
