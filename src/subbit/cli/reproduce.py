@@ -13,7 +13,6 @@ from rich.table import Table as RichTable
 from subbit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from subbit.experiments.run import Job
     from subbit.experiments.table import Table
 
 
@@ -49,14 +48,10 @@ def command(
     spec = load_spec(find_spec(name))
     chosen = select_rows(spec, _split(rows or []))
     jobs = missing_jobs(spec, ledger.read(spec.ledger).entries, chosen, epochs=epochs, seeds=_numbers(seeds))
-
-    def announce(job: Job) -> None:
-        console.rule(f"{job.row.label}, seed {job.seed}, {job.epochs} epochs", align="left")
-
     for job in jobs:
         if dry_run:
             console.print(job.command, highlight=False, soft_wrap=True)
-        elif entry := run_job(job, runs, data_dir=data_dir, announce=announce):
+        elif entry := run_job(job, runs, data_dir=data_dir, console=console):
             console.print(f"{job.row.label}: {entry.accuracy:.2f} %, {size(entry.stored_bytes)}, {entry.seconds:.0f} s")
     print_table(console, build_table(spec))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -24,7 +25,7 @@ Point = tuple[float, float, float]  # x, accuracy, spread
 _PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _ACCURACY_TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 96, 97, 98, 98.5, 99, 99.2, 99.4, 99.6, 99.8, 99.9)
-_STYLE = {
+_STYLE: Any = {  # Matplotlib's types would have every key spelt out as a literal
     "svg.hashsalt": "subbit",  # element ids would be random otherwise
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import fnmatch
-import platform
-import subprocess
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from subbit.errors import ConfigError
+from subbit.errors import ConfigError, DataError
 from subbit.experiments import ledger
 from subbit.experiments.ledger import Entry, Layer
 from subbit.experiments.spec import Row, Spec, nearest
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from torch import nn
 
     from subbit.train import Result
 
+_VERSIONS = ("python", "subbit", "torch", "lightning", "numpy")
 _PATHS = ("data_dir", "init_from", "teacher")  # settings that say where something lies on this machine
 
 
@@ -80,9 +80,7 @@ def missing_jobs(
     return [job for job in wanted if not _is_done(job, entries)]
 
 
-def run_job(
-    job: Job, runs: Path, *, data_dir: str = "", announce: Callable[[Job], None] = lambda job: None
-) -> Entry | None:
+def run_job(job: Job, runs: Path, *, data_dir: str = "", console: Console | None = None) -> Entry | None:
     """Trains (or resumes) a job after the jobs it needs, and appends its line to the ledger; gives that line.
 
     A job that the ledger has already is only run for its folder, and None is given.
@@ -91,15 +89,16 @@ def run_job(
 
     inputs = {}
     for setting, needed in job.inputs().items():
-        run_job(needed, runs, data_dir=data_dir, announce=announce)
+        run_job(needed, runs, data_dir=data_dir, console=console)
         inputs[setting] = str(runs / needed.folder)
-    announce(job)
-    code = Code.of(job.spec.path.parent)
+    if console:
+        console.rule(f"{job.row.label}, seed {job.seed}, {job.epochs} epochs", align="left")
+    folder = runs / job.folder
     settings = job.row.resolve(seed=job.seed, epochs=job.epochs, data_dir=data_dir, **inputs)
-    result = fit(settings, out=runs / job.folder, resume=(runs / job.folder).exists())
+    result = fit(settings, out=folder, resume=folder.exists(), console=console)
     if _is_done(job, ledger.read(job.spec.ledger).entries):
         return None
-    entry = describe(job, result, code)
+    entry = describe(job, folder, result)
     ledger.append(job.spec.ledger, entry)
     return entry
 
@@ -109,15 +108,17 @@ def _is_done(job: Job, entries: Iterable[Entry]) -> bool:
     return any((entry.row, entry.row_hash, entry.seed, entry.epochs) == wanted for entry in entries)
 
 
-def describe(job: Job, result: Result, code: Code) -> Entry:
-    """The ledger line of a finished run."""
-    import torch
-
+def describe(job: Job, folder: Path, result: Result) -> Entry:
+    """The ledger line of the finished run in `folder`."""
     from subbit import inspect
+    from subbit.train import open_run
 
-    report = inspect(result.model, result.input_shape)
-    usage = filter_usage(result.model)
-    settings = {key: value for key, value in result.settings.to_dict().items() if key not in _PATHS}
+    run = open_run(folder)
+    report = inspect(run.model, run.shape)
+    usage = filter_usage(run.model)
+    split, curve = _curve(result)
+    machine = _environment(folder)
+    commit = str(machine["commit"])
     return Entry(
         spec=job.spec.name,
         row=job.row.name,
@@ -125,26 +126,47 @@ def describe(job: Job, result: Result, code: Code) -> Entry:
         seed=job.seed,
         epochs=job.epochs,
         spec_epochs=job.row.epochs,
-        accuracy=result.accuracy,
-        curve=result.curve,
-        curve_split=result.curve_split,
+        accuracy=100 * result.test_accuracy,
+        curve=curve,
+        curve_split=split,
         stored_bytes=report.stored_bytes,
         dense_bytes=report.dense_bytes,
         ratio=report.ratio,
         paper_ratio=report.paper_ratio,
-        seconds=result.seconds,
+        seconds=round(result.seconds, 1),
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        commit=code.commit,
-        dirty=code.dirty,
-        versions=_versions(),
-        cpu=_cpu(),
-        threads=torch.get_num_threads(),
+        commit=commit.rstrip("+"),
+        dirty=commit.endswith("+"),
+        versions={name: str(machine[name]) for name in _VERSIONS},
+        cpu=str(machine["cpu"]),
+        threads=int(machine["threads"]),
         command=job.command,
-        settings=settings,
+        settings={key: value for key, value in run.settings.to_dict().items() if key not in _PATHS},
         layers=tuple(
             Layer(layer.name, layer.weights, layer.bits.total, usage.get(layer.name, ())) for layer in report.layers
         ),
     )
+
+
+def _curve(result: Result) -> tuple[str, tuple[float, ...]]:
+    """Accuracy (percent) after each epoch, on the test images where they were looked at, else on the best there is."""
+    for split in ("test", "validation", "train"):
+        curve = [epoch.get(f"{split}_accuracy") for epoch in result.epochs]
+        if all(value is not None for value in curve):
+            return split, tuple(round(100 * value, 3) for value in curve if value is not None)
+    return "", ()
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    """What the run noted of its surroundings when it began."""
+    from subbit.train.fit import ENVIRONMENT_FILE
+
+    path = folder / ENVIRONMENT_FILE
+    try:
+        noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}; delete the folder to run this row again") from error
+    return noted
 
 
 def filter_usage(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -159,46 +181,3 @@ def filter_usage(model: nn.Module) -> dict[str, tuple[int, ...]]:
         if isinstance(module, CompressedLayer) and isinstance(record := module.record(), Stacked):
             found[name] = tuple(np.bincount(record.index.ravel(), minlength=record.filters).tolist())
     return found
-
-
-@dataclass(frozen=True)
-class Code:
-    """The commit a run was made with, and whether files had been changed since; empty outside a checkout."""
-
-    commit: str = ""
-    dirty: bool = False
-
-    @classmethod
-    def of(cls, folder: Path) -> Code:
-        commit = _git(folder, "rev-parse", "HEAD")
-        # Ledgers grow by every run, so their own changes say nothing about the code.
-        changed = _git(folder, "status", "--porcelain", "--", ":/", ":(top,exclude,glob)**/results/*.jsonl")
-        return cls(commit, bool(changed)) if commit else cls()
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False, timeout=30
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _versions() -> dict[str, str]:
-    from subbit import __version__
-
-    installed = {package: version(package) for package in ("torch", "lightning", "numpy")}
-    return {"python": platform.python_version(), "subbit": __version__, **installed}
-
-
-def _cpu() -> str:
-    """The name of the processor, as far as the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
