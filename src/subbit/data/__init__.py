@@ -1,8 +1,8 @@
 """Data sets in memory, without torch: the standard ones, a folder of images, and the digits inside the package.
 
-    data = subbit.data.load("digits")                       # always there
-    data = subbit.data.load("cifar10", "~/data")            # standard files; downloaded if absent
-    data = subbit.data.load("photos/", image_size=64)       # one subfolder per class
+data = subbit.data.load("digits")                       # always there
+data = subbit.data.load("cifar10", "~/data")            # standard files; downloaded if absent
+data = subbit.data.load("photos/", image_size=64)       # one subfolder per class
 """
 
 from __future__ import annotations

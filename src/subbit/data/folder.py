@@ -1,7 +1,7 @@
 """Any folder of images as a data set: one subfolder per class.
 
-    photos/train/cat/1.jpg   photos/train/dog/2.png   photos/test/cat/3.jpg …      two parts given
-    photos/cat/1.jpg         photos/dog/2.png                                      a fifth of each class for the test
+photos/train/cat/1.jpg   photos/train/dog/2.png   photos/test/cat/3.jpg …      two parts given
+photos/cat/1.jpg         photos/dog/2.png                                      a fifth of each class for the test
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _child(root: Path, names: tuple[str, ...]) -> Path | None:
 def _classes(root: Path) -> tuple[str, ...]:
     names = tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
     if len(names) < 2:
-        raise DataError(f"{root} has {len(names)} subfolders: expected at least two, one per class, with images in them")
+        raise DataError(
+            f"{root} has {len(names)} subfolders: expected at least two, one per class, with images in them"
+        )
     return names
 
 

@@ -43,7 +43,9 @@ def read_pair(images: Path, labels: Path) -> Part:
     """Images and labels of one part of the data set."""
     pixels, classes = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(classes):
-        raise DataError(f"{images} holds {len(pixels)} images but {labels} {len(classes)} labels: they do not belong together")
+        raise DataError(
+            f"{images} holds {len(pixels)} images but {labels} {len(classes)} labels: they do not belong together"
+        )
     return Part(pixels[:, None], classes.astype(np.int64))
 
 

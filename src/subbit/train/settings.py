@@ -224,7 +224,7 @@ def _convert(key: str, value: Any) -> Any:
 
 
 def _fraction(key: str, value: Any) -> str:
-    """"1/4" for 0.25, "1/4" and Fraction(1, 4), so that equal settings are equal."""
+    """ "1/4" for 0.25, "1/4" and Fraction(1, 4), so that equal settings are equal."""
     if value in ("", None):
         return ""
     try:
@@ -247,7 +247,13 @@ def _check_type(key: str, value: Any, kind: Any) -> None:
     else:
         good = type(value) is kind  # a bool is not an int here
     if not good:
-        name = getattr(kind, "__name__", str(kind)) if origin is None else "list of strings" if origin is tuple else "table"
+        name = (
+            getattr(kind, "__name__", str(kind))
+            if origin is None
+            else "list of strings"
+            if origin is tuple
+            else "table"
+        )
         raise ConfigError(f"{key} is {value!r}: it must be a {name}")
 
 

@@ -1,0 +1,107 @@
+"""Batches of a training run as a pure function of (seed, epoch, step), and plain batches to evaluate on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from subbit.data.augment import Augmentation, derive
+from subbit.data.dataset import DataSet, Part
+from subbit.errors import ConfigError
+from subbit.train.settings import Settings
+
+Batch = tuple[Tensor, Tensor]
+
+EVALUATION_BATCH = 500
+
+
+class Normalise:
+    """uint8 images to float32 of mean 0 and variance 1 per channel."""
+
+    def __init__(self, data: DataSet) -> None:
+        # (x/255 - mean)/std = x·slope + offset
+        std = torch.from_numpy(data.std)
+        self.slope = (1 / (255 * std)).view(-1, 1, 1)
+        self.offset = (-torch.from_numpy(data.mean) / std).view(-1, 1, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return images.float().mul_(self.slope.to(images.device)).add_(self.offset.to(images.device))
+
+
+class Batches:
+    """The training batches from a given epoch and step on: one iteration is (the rest of) one epoch.
+
+    Every process takes its part of the same global batches. The last images of an epoch that do not fill a batch
+    are left out; the next epoch has another order. Iterating again goes on with the next epoch.
+    """
+
+    def __init__(self, data: DataSet, settings: Settings, *, rank: int = 0, world: int = 1) -> None:
+        self.settings = settings
+        self.images = torch.from_numpy(data.train.images)
+        self.labels = torch.from_numpy(data.train.labels)
+        self.normalise = Normalise(data)
+        self.augmentation = Augmentation(
+            settings.shift, cast("Literal['zero', 'reflect']", settings.shift_fill), settings.flip, settings.cutout
+        )
+        self.rank, self.world = rank, world
+        self.epoch, self.step = 0, 0
+        self.seconds = 0.0  # spent on making batches, to show their share of a step
+        if settings.batch % world:
+            raise ConfigError(f"a batch of {settings.batch} images cannot be split over {world} processes evenly")
+        self.batch = min(settings.batch, len(self.images) // world * world)
+        if self.batch == 0:
+            raise ConfigError(f"{len(self.images)} training images are too few for {world} processes")
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch."""
+        return len(self.images) // self.batch
+
+    def move_to(self, device: torch.device) -> None:
+        self.images, self.labels = self.images.to(device), self.labels.to(device)
+
+    def seek(self, epoch: int, step: int) -> None:
+        """Go on with this step of this epoch."""
+        self.epoch, self.step = epoch, step
+
+    def order(self, epoch: int) -> Tensor:
+        random = torch.Generator().manual_seed(derive(self.settings.seed, "order", epoch))
+        return torch.randperm(len(self.images), generator=random)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, first = self.epoch, self.step
+        order = self.order(epoch)
+        for step in range(first, len(self)):
+            start = time.perf_counter()
+            batch = self.make(order, epoch, step)
+            self.seconds += time.perf_counter() - start
+            # Before the yield: whoever counts the batches never asks for more than the last one.
+            self.seek(epoch, step + 1) if step + 1 < len(self) else self.seek(epoch + 1, 0)
+            yield batch
+
+    def make(self, order: Tensor, epoch: int, step: int) -> Batch:
+        """This process's part of one batch."""
+        share = self.batch // self.world
+        rows = slice(self.rank * share, (self.rank + 1) * share)
+        index = order[step * self.batch : (step + 1) * self.batch][rows].to(self.images.device)
+        draw = self.augmentation.draw(
+            self.batch,
+            (self.images.shape[2], self.images.shape[3]),
+            derive(self.settings.seed, "augment", epoch, step),
+        ).part(rows)
+        images = draw.blank(self.normalise(draw.move(self.images[index])))
+        if self.settings.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images, self.labels[index]
+
+
+def plain_batches(data: DataSet, part: Part, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    """The images of `part` in their order, normalised, without augmentation; every process its share."""
+    normalise = Normalise(data)
+    images, labels = torch.from_numpy(part.images[rank::world]), torch.from_numpy(part.labels[rank::world])
+    for start in range(0, len(images), EVALUATION_BATCH):
+        rows = slice(start, start + EVALUATION_BATCH)
+        yield normalise(images[rows]), labels[rows]

@@ -1,0 +1,155 @@
+"""From settings to a network, and from a finished run back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from subbit.data.augment import derive
+from subbit.data.dataset import DataSet
+from subbit.errors import ConfigError, TrainingError
+from subbit.methods import from_config
+from subbit.methods.base import Method
+from subbit.models import MODELS
+from subbit.nn.compress import compress
+from subbit.train import checkpoint
+from subbit.train.settings import Settings
+
+MODEL_FILE = "model.pt"
+_KIND = "subbit run 1"  # what a model.pt says it is
+_TYPES: dict[str, type[nn.Module]] = {"Conv1d": nn.Conv1d, "Conv2d": nn.Conv2d, "Linear": nn.Linear}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run: the trained network, and what is needed to use it."""
+
+    model: nn.Module
+    settings: Settings
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]  # of one image
+    mean: NDArray[np.float32]
+    std: NDArray[np.float32]
+
+
+def method_of(settings: Settings) -> Method | None:
+    """The method that the settings name; None for the dense network."""
+    if settings.method == "dense":
+        return None
+    shares = {key: value for key, value in (("f1", settings.f1), ("f2", settings.f2)) if value}
+    return from_config({"name": settings.method, **shares, **settings.method_options})
+
+
+def dense_model(settings: Settings, classes: int, channels: int) -> nn.Module:
+    """The uncompressed network in its default initialisation, which follows from the seed alone."""
+    if settings.model not in MODELS:
+        raise ConfigError(f"unknown model {settings.model!r}: choose from {', '.join(MODELS)}")
+    with _seeded(settings.seed, "dense weights"):
+        try:
+            return MODELS[settings.model](num_classes=classes, in_channels=channels, **settings.model_options)
+        except TypeError as error:
+            raise ConfigError(f"model {settings.model}: {error}") from error
+
+
+def build_model(settings: Settings, classes: int, channels: int) -> nn.Module:
+    """The network to train, compressed as the settings say, with its initial weights."""
+    method = method_of(settings)
+    if settings.init_from:
+        dense = _starting_point(settings)
+        return _compressed(dense, method, settings, "dense") if method else dense
+    dense = dense_model(settings, classes, channels)
+    return _compressed(dense, method, settings, "random") if method else dense
+
+
+def _compressed(dense: nn.Module, method: Method, settings: Settings, init: Any) -> nn.Module:
+    with _seeded(settings.seed, "compressed weights"):
+        return compress(dense, method, keep=[_TYPES.get(name, name) for name in settings.keep], init=init)
+
+
+def _starting_point(settings: Settings) -> nn.Module:
+    source = open_run(settings.init_from)
+    if source.settings.method != "dense" or source.settings.model != settings.model:
+        raise ConfigError(
+            f"init_from = {settings.init_from!r} is a {source.settings.method} {source.settings.model}: "
+            f"to start from, a dense {settings.model} is needed"
+        )
+    return source.model
+
+
+class _seeded:  # noqa: N801  (used as a function)
+    """Global random numbers from the seed inside the block, as before behind it."""
+
+    def __init__(self, seed: int, purpose: str) -> None:
+        self.seed = derive(seed, purpose)
+
+    def __enter__(self) -> None:
+        self.before = torch.get_rng_state()
+        torch.default_generator.manual_seed(self.seed)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self.before)
+
+
+# --------------------------------------------------------------------------------------------- model.pt
+
+
+def save_run(path: Path, model: nn.Module, settings: Settings, data: DataSet) -> None:
+    """The trained network as plain data: no pickle, nothing but tensors, numbers and names."""
+    content = {
+        "kind": _KIND,
+        "settings": settings.to_dict(),
+        "classes": list(data.classes),
+        "shape": list(data.shape),
+        "mean": data.mean.tolist(),
+        "std": data.std.tolist(),
+        "state": {key: value.detach().cpu() for key, value in model.state_dict().items()},
+    }
+    checkpoint.write(path, content)
+
+
+def open_run(path: str | Path) -> Run:
+    """The finished run in this folder, or in this model.pt.
+
+    run = open_run("runs/lenet5")
+    subbit.pack(run.model, "net.sbit", example=torch.zeros(1, *run.shape), labels=run.classes)
+    """
+    path = Path(path)
+    file = path / MODEL_FILE if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        unfinished = (path / checkpoint.NEWEST).exists()
+        advice = "it is not finished, continue it with --resume" if unfinished else "no run was made in it"
+        raise TrainingError(f"{path} has no {MODEL_FILE}: {advice}")
+    content = checkpoint.read(file)
+    if content.get("kind") != _KIND:
+        raise TrainingError(f"{file} is not the model of a run of subbit")
+    settings = Settings.from_dict(content["settings"]).but(init_from="")
+    model = build_model(settings, len(content["classes"]), content["shape"][0])
+    _load_state(model, content["state"], file)
+    original = Settings.from_dict(content["settings"])
+    mean, std = (np.array(content[key], dtype=np.float32) for key in ("mean", "std"))
+    return Run(model.eval(), original, tuple(content["classes"]), _triple(content["shape"]), mean, std)
+
+
+def load_run(path: str | Path) -> tuple[nn.Module, Settings]:
+    """The trained network of a finished run, in evaluation mode, and its settings."""
+    run = open_run(path)
+    return run.model, run.settings
+
+
+def _load_state(model: nn.Module, state: dict[str, Any], file: Path) -> None:
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise TrainingError(f"{file} does not fit the network that its settings describe: {error}") from error
+
+
+def _triple(shape: Sequence[int]) -> tuple[int, int, int]:
+    channels, height, width = shape
+    return channels, height, width
