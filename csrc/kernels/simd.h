@@ -1,0 +1,177 @@
+/* Vectors of floats for the instruction set that this file is compiled for.
+ *
+ * The kernels are written once, on the compiler's vector types; a small file per instruction set
+ * (simd_sse2.c, simd_avx2.c, simd_avx512.c, simd_neon.c) includes them under its own compile flags. LANES is the
+ * number of floats in a register. What the vector types cannot express well sits here, once per instruction set:
+ * loads and stores of a part of a register, lane shifts across registers, and pairs taken apart.
+ */
+#ifndef SUBBIT_SIMD_H
+#define SUBBIT_SIMD_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) && defined(__AVX512VL__)
+#define LANES 16
+#include <immintrin.h>
+#elif defined(__AVX2__)
+#define LANES 8
+#include <immintrin.h>
+#else
+#define LANES 4
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+#endif
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* floatN is aligned, floatN_u may start at any float. Both may alias arrays of floats. */
+#define DECLARE_VECTOR(n)                                                                                              \
+    typedef float float##n __attribute__((vector_size(4 * n), may_alias));                                             \
+    typedef float float##n##_u __attribute__((vector_size(4 * n), may_alias, aligned(4)));                             \
+    typedef int32_t word##n __attribute__((vector_size(4 * n), may_alias));                                             \
+    ALWAYS_INLINE float##n load##n(const float *p) { return *(const float##n##_u *)p; }                               \
+    ALWAYS_INLINE void store##n(float *p, float##n v) { *(float##n##_u *)p = v; }                                      \
+    ALWAYS_INLINE float##n splat##n(float x) { return x - (float##n){0}; }
+
+DECLARE_VECTOR(4)
+#if LANES >= 8
+DECLARE_VECTOR(8)
+#endif
+#if LANES >= 16
+DECLARE_VECTOR(16)
+#endif
+
+/* Smaller and larger of two; where `v` is NaN the result is NaN, as in the portable kernels. */
+#if defined(__SSE2__)
+#define DECLARE_LIMITS(n, max, min)                                                                                    \
+    ALWAYS_INLINE float##n at_least##n(float##n v, float##n low) { return (float##n)max(low, v); }                     \
+    ALWAYS_INLINE float##n at_most##n(float##n v, float##n high) { return (float##n)min(high, v); }
+DECLARE_LIMITS(4, _mm_max_ps, _mm_min_ps)
+#if LANES >= 8
+DECLARE_LIMITS(8, _mm256_max_ps, _mm256_min_ps)
+#endif
+#if LANES >= 16
+DECLARE_LIMITS(16, _mm512_max_ps, _mm512_min_ps)
+#endif
+#else
+ALWAYS_INLINE float4 choose4(word4 mask, float4 yes, float4 no)
+{
+    return (float4)((mask & (word4)yes) | (~mask & (word4)no));
+}
+ALWAYS_INLINE float4 at_least4(float4 v, float4 low) { return choose4(v < low, low, v); }
+ALWAYS_INLINE float4 at_most4(float4 v, float4 high) { return choose4(v > high, high, v); }
+#endif
+
+#define PASTE2(a, b) a##b
+#define PASTE(a, b) PASTE2(a, b)
+typedef PASTE(float, LANES) vfloat;
+typedef PASTE(word, LANES) vword;
+#define vload PASTE(load, LANES)
+#define vstore PASTE(store, LANES)
+#define vsplat PASTE(splat, LANES)
+#define vat_least PASTE(at_least, LANES)
+#define vat_most PASTE(at_most, LANES)
+
+/* Lanes begin..end-1 of the n floats at p; the others read as zero, and their memory is not touched. */
+#if LANES == 16
+#define PARTIAL(n, mask_type, load, store)                                                                             \
+    ALWAYS_INLINE float##n load_part##n(const float *p, int begin, int end)                                            \
+    {                                                                                                                  \
+        return (float##n)load((mask_type)((1u << end) - (1u << begin)), p);                                            \
+    }                                                                                                                  \
+    ALWAYS_INLINE void store_part##n(float *p, float##n v, int begin, int end)                                         \
+    {                                                                                                                  \
+        store(p, (mask_type)((1u << end) - (1u << begin)), v);                                                         \
+    }
+PARTIAL(16, __mmask16, _mm512_maskz_loadu_ps, _mm512_mask_storeu_ps)
+PARTIAL(8, __mmask8, _mm256_maskz_loadu_ps, _mm256_mask_storeu_ps)
+PARTIAL(4, __mmask8, _mm_maskz_loadu_ps, _mm_mask_storeu_ps)
+#elif LANES == 8
+ALWAYS_INLINE word8 lanes_between8(int begin, int end)
+{
+    const word8 lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    return (lane >= begin) & (lane < end);
+}
+#define PARTIAL(n, half, load, store)                                                                                  \
+    ALWAYS_INLINE float##n load_part##n(const float *p, int begin, int end)                                            \
+    {                                                                                                                  \
+        return (float##n)load(p, half((__m256i)lanes_between8(begin, end)));                                           \
+    }                                                                                                                  \
+    ALWAYS_INLINE void store_part##n(float *p, float##n v, int begin, int end)                                         \
+    {                                                                                                                  \
+        store(p, half((__m256i)lanes_between8(begin, end)), v);                                                        \
+    }
+PARTIAL(8, , _mm256_maskload_ps, _mm256_maskstore_ps)
+PARTIAL(4, _mm256_castsi256_si128, _mm_maskload_ps, _mm_maskstore_ps)
+#else
+ALWAYS_INLINE float4 load_part4(const float *p, int begin, int end)
+{
+    float part[4] = {0};
+    for (int lane = begin; lane < end; lane++)
+        part[lane] = p[lane];
+    return load4(part);
+}
+ALWAYS_INLINE void store_part4(float *p, float4 v, int begin, int end)
+{
+    for (int lane = begin; lane < end; lane++)
+        p[lane] = v[lane];
+}
+#endif
+#define vload_part PASTE(load_part, LANES)
+#define vstore_part PASTE(store_part, LANES)
+
+/* Even and odd elements of the 2·LANES floats (a, b): the two column phases of a stride of 2. */
+#if LANES == 16
+ALWAYS_INLINE vfloat even_lanes(vfloat a, vfloat b)
+{
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+ALWAYS_INLINE vfloat odd_lanes(vfloat a, vfloat b)
+{
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+#elif LANES == 8
+ALWAYS_INLINE vfloat even_lanes(vfloat a, vfloat b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14); }
+ALWAYS_INLINE vfloat odd_lanes(vfloat a, vfloat b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+#else
+ALWAYS_INLINE vfloat even_lanes(vfloat a, vfloat b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
+ALWAYS_INLINE vfloat odd_lanes(vfloat a, vfloat b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
+#endif
+
+/* The pixels of a row moved by `lanes` (> 0: to higher lanes), `select` being the lane selection that does it:
+ * select[l] < LANES takes that lane of v, LANES and above a lane of its neighbour in the row. */
+#if LANES == 16
+ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes)
+{
+    (void)lanes;
+    return (vfloat)_mm512_permutex2var_ps(v, _mm512_loadu_si512(select), neighbour);
+}
+#elif LANES == 8
+ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes)
+{
+    (void)lanes;
+    const __m256i from = _mm256_loadu_si256((const __m256i *)select);
+    const __m256 from_neighbour = _mm256_castsi256_ps(_mm256_slli_epi32(from, 28)); /* bit 3 to the sign */
+    return (vfloat)_mm256_blendv_ps(_mm256_permutevar8x32_ps(v, from), _mm256_permutevar8x32_ps(neighbour, from),
+                                    from_neighbour);
+}
+#else
+ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes)
+{
+    (void)select;
+    switch (lanes) { /* rows are never narrower than a register here: plain shifts are enough */
+    case 1: return __builtin_shufflevector(neighbour, v, 3, 4, 5, 6);
+    case 2: return __builtin_shufflevector(neighbour, v, 2, 3, 4, 5);
+    case 3: return __builtin_shufflevector(neighbour, v, 1, 2, 3, 4);
+    case -1: return __builtin_shufflevector(v, neighbour, 1, 2, 3, 4);
+    case -2: return __builtin_shufflevector(v, neighbour, 2, 3, 4, 5);
+    case -3: return __builtin_shufflevector(v, neighbour, 3, 4, 5, 6);
+    default: return neighbour; /* a whole register */
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,2 @@
+#define ROW avx2
+#include "simd_impl.h"

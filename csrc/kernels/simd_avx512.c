@@ -1,0 +1,2 @@
+#define ROW avx512
+#include "simd_impl.h"

@@ -1,0 +1,18 @@
+/* One row of the kernel table, for the instruction set that it is compiled for.
+ * Included by simd_*.c with ROW, the name of the row. */
+#include "simd.h"
+
+#include "simd_elementwise.h"
+#include "simd_common.h"
+#include "table_impl.h"
+
+#define STRING2(x) #x
+#define STRING(x) STRING2(x)
+
+static const sb_conv_kernel *const convs[] = {&table_kernel, NULL};
+
+const sb_kernels PASTE(sb_kernels_, ROW) = {
+    .name = STRING(ROW),
+    .convs = convs,
+    .function = simd_function,
+};

@@ -1,0 +1,2 @@
+#define ROW neon
+#include "simd_impl.h"

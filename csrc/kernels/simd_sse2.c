@@ -1,0 +1,2 @@
+#define ROW sse2
+#include "simd_impl.h"

@@ -1,0 +1,97 @@
+/* The table kernel: convolutions with ±1 filters by look-up of partial sums, pixels in the lanes.
+ *
+ * Four input channels a, b, c, d ("a quad") have 16 signed sums ±a±b±c±d. They are built once per pixel, as vectors over
+ * pixels, in the first-level cache; a filter tap over a quad is then a nibble, and its contribution to a vector of
+ * pixels is one aligned load-and-add.
+ *
+ *   segment   `rows` consecutive output rows of one input block, at most `slot` pixels wide
+ *   block     what is looked up together: the accumulators of one filter are rows · vectors registers
+ *   region    the segments of all k input blocks for the same output pixels
+ *   unit      the regions that are merged together; units are independent of each other
+ *
+ * A slot is a power of two of lanes. Narrow slots share a register, wide ones take several:
+ *
+ *   slot = LANES/2   | segment 0, row r | segment 1, row r |      one register per row step
+ *   slot = 2·LANES   | segment 0, row r, left half || right half |   two registers per row step
+ *
+ * so that a step in y is always a whole register and never misaligns. A step in x is a shift of the *accumulators*,
+ * done once per filter and column of taps (see TableStep). Zero padding in x comes with the shift, in y with rows of
+ * zeros in the table. Strides split the input into phases (row mod stride, column mod stride), each a plane of
+ * its own in the table, in which a tap again is a plain offset.
+ */
+#ifndef SUBBIT_TABLE_H
+#define SUBBIT_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../kernels.h"
+
+enum {
+    TABLE_QUAD = 4,          /* channels per look-up */
+    TABLE_ENTRIES = 16,      /* signed sums of a quad */
+    TABLE_MAX_VECTORS = 8,   /* registers of accumulators per filter */
+    TABLE_MAX_QUADS = 8,     /* per chunk: the nibbles of one tap fit a 32-bit word */
+    TABLE_MAX_LANES = 16,
+};
+
+/* One plane of the table: the input pixels (row ≡ phase_y, column ≡ phase_x) modulo the strides. */
+typedef struct {
+    int row, column; /* input row and column of table row 0, lane 0, for the output pixel (0, 0) */
+    int rows;        /* table rows */
+    int first;       /* index of its first vector */
+} TablePlane;
+
+/* Columns of taps that read at the same lane offset.
+ *
+ * With A[o] the sum of the look-ups of all taps at offset o, an output lane x is Σ_o A[o][x + o]. Offsets are
+ * visited from both ends towards 0, shifting what has been summed by the distance to the next offset:
+ *   negative offsets, ascending: sums move to higher lanes; the result is parked;
+ *   positive offsets, descending: sums move to lower lanes; the parked sums are added; offset 0 comes last.
+ */
+typedef struct {
+    int32_t select[TABLE_MAX_LANES]; /* the lanes that a shift takes, see shift_lanes */
+    int lanes;                       /* of one shift */
+    int repeats;                     /* shifts wider than a register are done in several */
+    int taps;                        /* how many taps are looked up before the shift */
+    bool park, unpark;               /* after the shift */
+} TableStep;
+
+typedef struct Table {
+    int lanes, slot, vectors, rows;    /* vectors: registers per row of a slot */
+    int segments;                      /* per block: lanes / slot, at least 1 */
+    int x_tiles, y_tiles, left, right; /* left, right: lanes of a slot lost to the halo between two tiles */
+    int unit_regions, unit_blocks, units;
+    int taps, steps_count, planes_count, table_vectors;
+    int quads, chunk_quads, chunks;
+    int max_list;                      /* longest list of filters */
+    double cost;                       /* estimated cycles */
+
+    TableStep *steps;
+    TablePlane *planes;
+    int32_t *tap_vector;               /* per tap in order of the steps: vector offset into the table */
+    int32_t *tap_source;               /* and its place in the stored filter, row · kernel_w + column */
+    uint16_t *list;                    /* filters that block b of group g needs, */
+    uint32_t *list_begin;              /* from list_begin[g · unit_blocks + b] */
+    uint16_t *map_slot;                /* (out, blocks): place of the filter in its block's list */
+    uint16_t *place;                   /* (filters): used while the lists are made */
+    uint8_t *nibbles;                  /* chunk, filter, tap, quad */
+} Table;
+
+/* Geometry for registers of `lanes` floats; false where the kernel cannot do this convolution. */
+bool table_lay_out(const sb_conv *conv, int lanes, Table *table);
+/* Bytes that `table_prepare` needs, and the table with everything it points to, in one piece of memory. */
+size_t table_prepared_size(const sb_conv *conv, int lanes);
+void table_prepare(const sb_conv *conv, int lanes, void *prepared);
+
+static inline int table_chunk_quads(const Table *table, int chunk)
+{
+    const int rest = table->quads - chunk * table->chunk_quads;
+    return rest < table->chunk_quads ? rest : table->chunk_quads;
+}
+
+/* Bytes of one tap of one filter in a chunk of so many quads, two nibbles per byte. */
+static inline int table_tap_bytes(int chunk_quads) { return (chunk_quads + 1) / 2; }
+
+#endif

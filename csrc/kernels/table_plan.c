@@ -1,0 +1,346 @@
+/* Planning for the table kernel: geometry of slots and tiles, cost, order of the taps, weights as nibbles. */
+#include "table.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    CACHE_BYTES = 40 * 1024, /* what the table of a chunk may take of the first-level cache */
+};
+
+static int ceil_div(int a, int b) { return (a + b - 1) / b; }
+static int floor_div(int a, int b) { return a >= 0 ? a / b : -ceil_div(-a, b); }
+static int floor_mod(int a, int b) { return a - b * floor_div(a, b); }
+static int smaller(int a, int b) { return a < b ? a : b; }
+static int larger(int a, int b) { return a > b ? a : b; }
+
+static int greatest_common_divisor(int a, int b)
+{
+    while (b) {
+        const int rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Where the taps of one dimension read: tap i at position start + i·dilation = offset·stride + phase. */
+typedef struct {
+    int count, stride, start, dilation;
+} Axis;
+
+static Axis rows_of(const sb_conv *c)
+{
+    return (Axis){c->weight.kernel_h, c->stride_h, -c->pad_top, c->dilation_h};
+}
+
+static Axis columns_of(const sb_conv *c)
+{
+    return (Axis){c->weight.kernel_w, c->stride_w, -c->pad_left, c->dilation_w};
+}
+
+static int axis_position(const Axis *axis, int tap) { return axis->start + tap * axis->dilation; }
+static int axis_offset(const Axis *axis, int tap) { return floor_div(axis_position(axis, tap), axis->stride); }
+static int axis_phase(const Axis *axis, int tap) { return floor_mod(axis_position(axis, tap), axis->stride); }
+
+/* Smallest and largest offset among the taps of one phase; false if no tap has it. */
+static bool phase_range(const Axis *axis, int phase, int *low, int *high)
+{
+    *low = INT_MAX;
+    *high = INT_MIN;
+    for (int tap = 0; tap < axis->count; tap++)
+        if (axis_phase(axis, tap) == phase) {
+            *low = smaller(*low, axis_offset(axis, tap));
+            *high = larger(*high, axis_offset(axis, tap));
+        }
+    return *low <= *high;
+}
+
+/* --------------------------------------------------------------------------------------------- geometry */
+
+/* Tiles of a row: each slot but the first loses `left` lanes, each but the last `right`, to its neighbour's pixels. */
+static bool tile_columns(const sb_conv *conv, Table *table)
+{
+    const Axis columns = columns_of(conv);
+    table->left = larger(0, -axis_offset(&columns, 0));
+    table->right = larger(0, axis_offset(&columns, columns.count - 1));
+    const int step = table->slot - table->left - table->right;
+    for (table->x_tiles = 1;; table->x_tiles++) {
+        const int end = (table->x_tiles - 1) * step + table->slot;
+        const bool sees_all = (int64_t)end * conv->stride_w >= conv->width;
+        if (conv->out_width <= (sees_all ? end : end - table->right))
+            return true;
+        if (step <= 0)
+            return false;
+    }
+}
+
+/* Counts the planes and the vectors of all of them; lists them too where `planes` is given. */
+static void lay_out_planes(const sb_conv *conv, Table *table, TablePlane *planes)
+{
+    const Axis rows = rows_of(conv), columns = columns_of(conv);
+    int low, high, left, right;
+    table->planes_count = 0;
+    table->table_vectors = 0;
+    for (int y = 0; y < rows.stride; y++) {
+        if (!phase_range(&rows, y, &low, &high))
+            continue;
+        for (int x = 0; x < columns.stride; x++) {
+            if (!phase_range(&columns, x, &left, &right))
+                continue;
+            const TablePlane plane = {low * rows.stride + y, x, high - low + table->rows, table->table_vectors};
+            if (planes)
+                planes[table->planes_count] = plane;
+            table->planes_count++;
+            table->table_vectors += plane.rows * table->vectors;
+        }
+    }
+}
+
+/* Chunks of equal size, as large as the cache allows. An odd number of quads would waste a nibble. */
+static void choose_chunks(const sb_conv *conv, Table *table)
+{
+    const int quad_bytes = table->table_vectors * TABLE_ENTRIES * table->lanes * (int)sizeof(float);
+    const int most = smaller(TABLE_MAX_QUADS, larger(2, CACHE_BYTES / quad_bytes));
+    table->quads = ceil_div(conv->weight.depth, TABLE_QUAD);
+    table->chunks = ceil_div(table->quads, most);
+    table->chunk_quads = ceil_div(table->quads, table->chunks);
+    if (table->chunk_quads > 1)
+        table->chunk_quads += table->chunk_quads & 1;
+    table->chunks = ceil_div(table->quads, table->chunk_quads);
+}
+
+/* Cycles, roughly, of a core with two loads and one store a cycle. */
+static double estimate(const sb_conv *conv, const Table *table)
+{
+    const int registers = table->rows * table->vectors, shifts = table->left + table->right;
+    const int per_group = conv->weight.out / conv->groups;
+    const double load_bound = registers * 0.5, decode_bound = (registers + 4.5) / 6;
+    const double look_up = load_bound > decode_bound ? load_bound : decode_bound;
+    const double build = table->quads * (table->table_vectors * (TABLE_ENTRIES + 6.0) + 4.0 * table->segments);
+    const double filter = table->quads * table->taps * look_up + table->chunks * (registers * (1.5 + shifts) + 12);
+    const double merge = per_group * (registers * (conv->weight.blocks + 2.0) * table->segments / 2 + 10);
+    return (double)table->units * (table->unit_blocks * (build + filter * table->max_list) + table->unit_regions * merge);
+}
+
+static bool try_layout(const sb_conv *conv, Table *table, int slot, int rows)
+{
+    const sb_weight *weight = &conv->weight;
+    table->slot = slot;
+    table->vectors = larger(1, slot / table->lanes);
+    table->segments = larger(1, table->lanes / slot);
+    table->y_tiles = ceil_div(conv->out_height, rows);
+    table->rows = ceil_div(conv->out_height, table->y_tiles);
+    if (!tile_columns(conv, table))
+        return false;
+    table->unit_regions = table->segments / greatest_common_divisor(table->segments, weight->blocks);
+    table->unit_blocks = table->unit_regions * weight->blocks / table->segments;
+    table->units = conv->groups * ceil_div(table->x_tiles * table->y_tiles, table->unit_regions);
+    table->max_list =
+        smaller(weight->filters, weight->out / conv->groups * smaller(weight->blocks, table->segments));
+    lay_out_planes(conv, table, NULL);
+    choose_chunks(conv, table);
+    table->cost = estimate(conv, table);
+    return true;
+}
+
+bool table_lay_out(const sb_conv *conv, int lanes, Table *table)
+{
+    const sb_weight *weight = &conv->weight;
+    if ((weight->kind != SB_BINARY && weight->kind != SB_STACKED_BITS) || weight->binary_input ||
+        weight->filters >= UINT16_MAX)
+        return false;
+    int best_slot = 0, best_rows = 0;
+    double best = 0;
+    *table = (Table){.lanes = lanes, .taps = weight->kernel_h * weight->kernel_w};
+    for (int slot = 4; slot <= TABLE_MAX_VECTORS * lanes; slot *= 2)
+        for (int rows = 1; rows * larger(1, slot / lanes) <= TABLE_MAX_VECTORS; rows++)
+            if (try_layout(conv, table, slot, rows) && (!best_slot || table->cost < best)) {
+                best = table->cost;
+                best_slot = slot;
+                best_rows = rows;
+            }
+    return best_slot && try_layout(conv, table, best_slot, best_rows);
+}
+
+/* ----------------------------------------------------------------------------------------- order of taps */
+
+static int find_tap_vector(const sb_conv *conv, const Table *table, int row, int column)
+{
+    const Axis rows = rows_of(conv), columns = columns_of(conv);
+    const int position = axis_position(&rows, row), phase = axis_phase(&columns, column);
+    for (const TablePlane *plane = table->planes;; plane++)
+        if (plane->column == phase && floor_mod(position - plane->row, rows.stride) == 0)
+            return plane->first + (position - plane->row) / rows.stride * table->vectors;
+}
+
+/* The lane selection for a shift by step->shift.lanes within slots. */
+static void select_lanes(const Table *table, TableStep *step)
+{
+    const int lanes = table->lanes, slot = smaller(table->slot, lanes);
+    for (int lane = 0; lane < lanes; lane++) {
+        const int from = lane - step->lanes, first = lane / slot * slot;
+        const bool inside = from >= first && from < first + slot;
+        step->select[lane] = inside ? from : lanes + (slot == lanes ? (from + lanes) % lanes : 0);
+    }
+}
+
+/* Appends the step for one offset; `next` is the offset that its sums are shifted to. */
+static void add_step(const sb_conv *conv, Table *table, int offset, int next, int *taps)
+{
+    const Axis columns = columns_of(conv);
+    TableStep *step = &table->steps[table->steps_count++];
+    const int distance = next - offset, width = smaller(table->slot, table->lanes);
+    step->repeats = ceil_div(abs(distance), width);
+    while (step->repeats && distance % step->repeats) /* equal parts: 18 lanes are two shifts of 9 */
+        step->repeats++;
+    step->lanes = step->repeats ? distance / step->repeats : 0;
+    select_lanes(table, step);
+    for (int column = 0; column < columns.count; column++)
+        if (axis_offset(&columns, column) == offset)
+            for (int row = 0; row < conv->weight.kernel_h; row++) {
+                table->tap_vector[*taps] = find_tap_vector(conv, table, row, column);
+                table->tap_source[(*taps)++] = row * columns.count + column;
+                step->taps++;
+            }
+}
+
+/* Offsets grow with the column, so the distinct ones are found by walking the columns. */
+static void plan_steps(const sb_conv *conv, Table *table)
+{
+    const Axis columns = columns_of(conv);
+    const int count = columns.count;
+    int taps = 0;
+    for (int i = 0; i < count; i++) { /* from the left up to 0 */
+        const int offset = axis_offset(&columns, i), next = i + 1 < count ? axis_offset(&columns, i + 1) : 0;
+        if (offset < 0 && next != offset)
+            add_step(conv, table, offset, smaller(next, 0), &taps);
+    }
+    const int negative = table->steps_count;
+    for (int i = count - 1; i >= 0; i--) { /* from the right down to 0 */
+        const int offset = axis_offset(&columns, i), next = i ? axis_offset(&columns, i - 1) : 0;
+        if (offset > 0 && next != offset)
+            add_step(conv, table, offset, larger(next, 0), &taps);
+    }
+    if (negative && table->steps_count > negative) {
+        table->steps[negative - 1].park = true;
+        table->steps[table->steps_count - 1].unpark = true;
+    }
+    add_step(conv, table, 0, 0, &taps);
+}
+
+/* ---------------------------------------------------------------------------------------------- weights */
+
+static unsigned source_nibble(const uint8_t *bits, size_t bit, int channels)
+{
+    if (channels == TABLE_QUAD && bit % TABLE_QUAD == 0)
+        return bits[bit / 8] >> bit % 8 & 15;
+    unsigned nibble = 0;
+    for (int i = 0; i < channels; i++, bit++)
+        nibble |= (unsigned)(bits[bit / 8] >> bit % 8 & 1) << i;
+    return nibble;
+}
+
+/* As many bits as are stored, up to rounding. */
+static size_t nibbles_size(const sb_conv *conv, const Table *table)
+{
+    const size_t taps = (size_t)table->taps * conv->weight.filters;
+    const int whole = table->chunks - 1;
+    const size_t bytes = taps * whole * table_tap_bytes(table->chunk_quads) +
+                         taps * table_tap_bytes(table_chunk_quads(table, whole));
+    return bytes + sizeof(uint32_t); /* the kernel reads whole words */
+}
+
+static void pack_nibbles(const sb_conv *conv, Table *table)
+{
+    const int depth = conv->weight.depth;
+    uint8_t *out = table->nibbles;
+    for (int chunk = 0; chunk < table->chunks; chunk++) {
+        const int quads = table_chunk_quads(table, chunk);
+        for (size_t filter = 0; filter < (size_t)conv->weight.filters; filter++)
+            for (int tap = 0; tap < table->taps; tap++, out += table_tap_bytes(quads)) {
+                const size_t first = (filter * table->taps + table->tap_source[tap]) * depth;
+                for (int quad = 0; quad < quads; quad++) {
+                    const int channel = (chunk * table->chunk_quads + quad) * TABLE_QUAD;
+                    const unsigned nibble =
+                        source_nibble(conv->weight.bits, first + channel, smaller(TABLE_QUAD, depth - channel));
+                    out[quad / 2] |= (uint8_t)(nibble << quad % 2 * 4);
+                }
+            }
+    }
+}
+
+/* Which filters each block has to look up: a shared filter that no output channel uses there is left out. */
+static void list_filters(const sb_conv *conv, Table *table)
+{
+    const sb_weight *weight = &conv->weight;
+    const int k = weight->blocks, per_group = weight->out / conv->groups;
+    const uint16_t unused = UINT16_MAX;
+    uint16_t *place = table->place;
+    uint32_t filled = 0;
+    for (int group = 0; group < conv->groups; group++)
+        for (int block = 0; block < table->unit_blocks; block++) {
+            const uint32_t begin = filled;
+            table->list_begin[group * table->unit_blocks + block] = begin;
+            memset(place, 0xff, (size_t)weight->filters * sizeof *place);
+            for (int segment = 0; segment < smaller(table->segments, k); segment++) {
+                const int input = (block * table->segments + segment) % k;
+                for (int t = group * per_group; t < (group + 1) * per_group; t++) {
+                    const size_t entry = (size_t)t * k + input;
+                    const uint16_t filter = weight->index ? weight->index[entry] : (uint16_t)t;
+                    if (place[filter] == unused) {
+                        place[filter] = (uint16_t)(filled - begin);
+                        table->list[filled++] = filter;
+                    }
+                    table->map_slot[entry] = place[filter];
+                }
+            }
+        }
+    table->list_begin[conv->groups * table->unit_blocks] = filled;
+}
+
+/* ------------------------------------------------------------------------------------------------- plan */
+
+/* Takes the next `bytes` of a piece of memory; only counts them where there is no memory yet. */
+static void *take(uint8_t *memory, size_t *used, size_t bytes)
+{
+    void *taken = memory ? memory + *used : NULL;
+    *used += (bytes + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT;
+    return taken;
+}
+
+static size_t place_arrays(const sb_conv *conv, Table *table, uint8_t *memory)
+{
+    const sb_weight *weight = &conv->weight;
+    const size_t lists = (size_t)conv->groups * table->unit_blocks;
+    size_t used = 0;
+    take(memory, &used, sizeof *table);
+    table->steps = take(memory, &used, (weight->kernel_w + 1) * sizeof *table->steps);
+    table->planes = take(memory, &used, table->planes_count * sizeof *table->planes);
+    table->tap_vector = take(memory, &used, table->taps * sizeof *table->tap_vector);
+    table->tap_source = take(memory, &used, table->taps * sizeof *table->tap_source);
+    table->list_begin = take(memory, &used, (lists + 1) * sizeof *table->list_begin);
+    table->list = take(memory, &used, lists * table->max_list * sizeof *table->list);
+    table->map_slot = take(memory, &used, (size_t)weight->out * weight->blocks * sizeof *table->map_slot);
+    table->place = take(memory, &used, weight->filters * sizeof *table->place);
+    table->nibbles = take(memory, &used, nibbles_size(conv, table));
+    return used;
+}
+
+size_t table_prepared_size(const sb_conv *conv, int lanes)
+{
+    Table table;
+    return table_lay_out(conv, lanes, &table) ? place_arrays(conv, &table, NULL) : 0;
+}
+
+void table_prepare(const sb_conv *conv, int lanes, void *prepared)
+{
+    Table *table = prepared;
+    table_lay_out(conv, lanes, table);
+    place_arrays(conv, table, prepared);
+    lay_out_planes(conv, table, table->planes);
+    plan_steps(conv, table);
+    pack_nibbles(conv, table);
+    list_filters(conv, table);
+}
