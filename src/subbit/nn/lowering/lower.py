@@ -1,0 +1,209 @@
+"""From a traced graph to operations: every node goes to the handler of its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+
+from subbit.errors import PackError, SubbitError
+from subbit.nn.lowering import weighted
+from subbit.nn.lowering.builder import Builder, Records, Value
+from subbit.nn.lowering.movement import MOVEMENT
+from subbit.nn.lowering.pointwise import ELEMENTWISE, Handler
+from subbit.nn.lowering.spatial import SPATIAL
+from subbit.nn.lowering.tracing import VALUE, OutputKey, Trace, trace
+from subbit.records import Binary, Dense, Op, Shape, Stacked
+
+HANDLERS: dict[str, Handler] = {
+    "conv1d": weighted.conv1d, "conv2d": weighted.conv2d, "linear": weighted.linear, "matmul": weighted.matmul,
+    "mm": weighted.matmul, "addmm": weighted.addmm, "batch_norm": weighted.batch_norm,
+    "layer_norm": weighted.layer_norm, "group_norm": weighted.group_norm, "instance_norm": weighted.instance_norm,
+    **ELEMENTWISE, **SPATIAL, **MOVEMENT,
+}  # fmt: skip
+
+# Operators spell the same operation in several ways: in place, and with the operands turned round.
+_ALIASES = {
+    "iadd": "add", "radd": "add", "imul": "mul", "rmul": "mul", "isub": "sub", "itruediv": "div", "idiv": "div",
+    "rmatmul": "matmul", "invert": "bitwise_not",
+}  # fmt: skip
+
+# Batch sizes of the two traces. Whatever depends on the batch comes out differently and is found.
+_BATCHES = (3, 5)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Operations of a model before anything is folded."""
+
+    ops: list[Op]
+    shapes: list[Shape]  # of every value
+    output: int
+    origins: dict[int, fx.Node]  # value -> the node of `trace` that gives it
+    trace: Trace
+
+
+def lower(model: nn.Module, shape: Shape, output: OutputKey = None, batch: int | None = None) -> Lowered:
+    """The operations of `model` for inputs (any batch, *shape).
+
+    The model is read twice, with different batch sizes, and both must give the same operations. `batch` replaces the
+    first of the two, for those who want to run the traced graph.
+    """
+    records: Records = {}
+    sizes = _BATCHES if batch is None else (batch, batch + 2)
+    first, second = (_lower(model, shape, output, size, records) for size in sizes)
+    if len(first.ops) != len(second.ops) or first.output != second.output:
+        raise PackError("the model computes something else for a batch of another size: images must not mix")
+    for value, (one, other) in enumerate(zip(first.ops, second.ops, strict=True), start=1):
+        if not _same(one, other):
+            where = f"{one.name or 'an operation'} ({type(one).__name__}, value {value})"
+            raise PackError(f"{where} depends on the size of the batch: a packed network runs any batch alike")
+    return first
+
+
+def _lower(model: nn.Module, shape: Shape, output: OutputKey, batch: int, records: Records) -> Lowered:
+    traced = trace(model, shape, batch, output)
+    lowering = _Lowering(model, shape, traced, records)
+    for node in traced.graph.nodes:
+        lowering.visit(node)
+    return Lowered(lowering.builder.ops, lowering.builder.shapes, lowering.output, lowering.origins, traced)
+
+
+class _Lowering:
+    """One walk over a graph.
+
+    Values are found by the identity of the traced tensor, not by node. An operation in place gives the very tensor it
+    was given, so from then on every name of that tensor means the new value, just as in PyTorch.
+    """
+
+    def __init__(self, model: nn.Module, shape: Shape, traced: Trace, records: Records) -> None:
+        self.builder = Builder(model, shape, traced.batch, records)
+        self.trace = traced
+        self.origins: dict[int, fx.Node] = {}
+        self.output = 0
+        self._values: dict[int, tuple[Tensor, Value | None]] = {}  # None: changed in place through a view
+        self._tuples: dict[fx.Node, Any] = {}
+
+    def visit(self, node: fx.Node) -> None:
+        if node.op == "output":
+            self.output = self._output(node)
+            return
+        if node.op == "get_attr":
+            return
+        b, traced = self.builder, node.meta[VALUE]
+        b.node = node
+        if node.op == "placeholder":
+            self._values[id(traced)] = (traced, Value(0, b.shapes[0]))
+            return
+        single = isinstance(traced, Tensor)
+        if single:
+            b.shape = self._without_batch(traced)
+        result = self._handle(node)
+        if not single:
+            self._tuples[node] = result
+            return
+        b.require(isinstance(result, Value), "this part of its result (indices) has no packed form")
+        b.require(result.shape == b.shape, f"internal error: lowered to {result.shape}, PyTorch gives {b.shape}")
+        self._bind(traced, result)
+        self.origins[result.id] = node
+
+    def _handle(self, node: fx.Node) -> Any:
+        b = self.builder
+        args: Any = map_aggregate(node.args, self._argument)
+        kwargs: Any = map_aggregate(node.kwargs, self._argument)
+        if node.op == "call_module":
+            return weighted.compressed(b, self.trace.layers[str(node.target)], *args, **kwargs)
+        if node.target is getattr:
+            name, args = args[1], args[:1]
+        else:
+            name = _operation(node.target)
+        handler = weighted.aten_batch_norm if node.target is torch.batch_norm else HANDLERS.get(name)
+        if handler is None:
+            raise b.error(_unsupported(name))
+        try:
+            inspect.signature(handler).bind(b, *args, **kwargs)
+            return handler(b, *args, **kwargs)
+        except SubbitError:
+            raise
+        except (TypeError, ValueError, AttributeError, AssertionError, IndexError) as error:
+            raise b.error(f"{name} with these arguments has no packed form ({error})") from error
+
+    def _argument(self, argument: Any) -> Any:
+        if not isinstance(argument, fx.Node):
+            return argument
+        if argument.op == "get_attr":
+            return self.trace.constants[str(argument.target)]
+        if argument in self._tuples:
+            return self._tuples[argument]
+        value = self._values[id(argument.meta[VALUE])][1]
+        if value is None:
+            raise self.builder.error(
+                "uses a value that was changed in place through a view of it: use the operation that is not in place"
+            )
+        return value
+
+    def _bind(self, traced: Tensor, value: Value) -> None:
+        before = self._values.get(id(traced))
+        if before is not None and before[1] != value:
+            root = _base(traced)
+            for key, (other, _) in list(self._values.items()):
+                if other is not traced and _base(other) is root:
+                    self._values[key] = (other, None)
+        self._values[id(traced)] = (traced, value)
+
+    def _without_batch(self, traced: Tensor) -> Shape:
+        shape = tuple(traced.shape)
+        self.builder.require(
+            len(shape) > 0 and shape[0] == self.trace.batch,
+            "mixes the batch with other dimensions: the first dimension of every value must stay the batch",
+        )
+        return shape[1:]
+
+    def _output(self, node: fx.Node) -> int:
+        argument = self._argument(node.args[0])
+        if isinstance(argument, Value):
+            return argument.id
+        raise PackError("the output does not depend on the input")
+
+
+def _base(tensor: Tensor) -> Tensor:
+    return tensor if tensor._base is None else tensor._base
+
+
+def _operation(target: Any) -> str:
+    """The name that all spellings of an operation share: relu for F.relu, torch.relu_, Tensor.relu and nn.ReLU."""
+    name = target if isinstance(target, str) else target.__name__
+    name = name.strip("_") if name.startswith("__") else name.removesuffix("_")
+    return _ALIASES.get(name, name)
+
+
+def _unsupported(name: str) -> str:
+    near = difflib.get_close_matches(name, HANDLERS, n=1, cutoff=0.75)
+    hint = f"; the nearest supported is {near[0]}" if near else ""
+    return (
+        f"the operation {name} has no packed form{hint}. Supported are convolutions (1-d, 2-d), linear layers, "
+        "normalisations, activations, pooling, arithmetic, reshaping, slicing, concatenation, padding, resampling and "
+        "softmax: docs/packing.md lists them all"
+    )
+
+
+def _same(one: Op, other: Op) -> bool:
+    return type(one) is type(other) and all(
+        _equal(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one)
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Dense | Binary | Stacked):
+        return one is other or (type(one) is type(other) and np.array_equal(one.weight(), other.weight()))
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and np.array_equal(one, other)
+    return bool(operator.eq(one, other))

@@ -1,0 +1,186 @@
+"""Pooling, padding and resampling of the last two dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Literal
+
+from subbit.nn.lowering.builder import Builder, Value
+from subbit.nn.lowering.weighted import Numbers, pair
+from subbit.records import AdaptivePool, Pool, Upsample
+
+Handler = Callable[..., Any]
+Kind = Literal["max", "avg"]
+
+
+# ----------------------------------------------------------------------------------------------- pooling
+
+
+def max_pool(dims: int) -> Handler:
+    def handler(
+        b: Builder,
+        input: Value,
+        kernel_size: Numbers,
+        stride: Numbers | None = None,
+        padding: Numbers = 0,
+        dilation: Numbers = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Value:
+        b.flag("return_indices", return_indices, False)
+        kernel = _extent(kernel_size, dims, 1)
+        op = Pool(
+            inputs=(input.id,),
+            kind="max",
+            kernel=kernel,
+            stride=_extent(stride, dims, 1) if stride else kernel,
+            padding=_extent(padding, dims, 0),
+            dilation=_extent(dilation, dims, 1),
+            ceil_mode=ceil_mode,
+        )
+        return b.emit(op, b.shape)
+
+    return handler
+
+
+def avg_pool(dims: int) -> Handler:
+    def handler(
+        b: Builder,
+        input: Value,
+        kernel_size: Numbers,
+        stride: Numbers | None = None,
+        padding: Numbers = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Value:
+        kernel = _extent(kernel_size, dims, 1)
+        op = Pool(
+            inputs=(input.id,),
+            kind="avg",
+            kernel=kernel,
+            stride=_extent(stride, dims, 1) if stride else kernel,
+            padding=_extent(padding, dims, 0),
+            ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad,
+            divisor=divisor_override or 0,
+        )
+        return b.emit(op, b.shape)
+
+    return handler
+
+
+def adaptive_pool(kind: Kind, dims: int) -> Handler:
+    def handler(b: Builder, input: Value, output_size: Any, return_indices: bool = False) -> Value:
+        b.flag("return_indices", return_indices, False)
+        return _adaptive(b, input, kind, b.shape, dims)
+
+    return handler
+
+
+def _adaptive(b: Builder, x: Value, kind: Kind, shape: tuple[int, ...], dims: int) -> Value:
+    if shape == x.shape:
+        return x
+    output = (shape[-2], shape[-1]) if dims == 2 else (1, shape[-1])
+    return b.emit(AdaptivePool(inputs=(x.id,), kind=kind, output=output), shape)
+
+
+def extreme(b: Builder, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
+    """Maximum over dimensions: max pooling over each of them, seen as the height of (before, size, after)."""
+    kept = x.shape
+    for dim in dims:
+        before, size, after = prod(kept[:dim]), kept[dim], prod(kept[dim + 1 :])
+        view = b.reshape(x, (before, size, after))
+        pool = Pool(inputs=(view.id,), kind="max", kernel=(size, 1), stride=(size, 1))
+        kept = (*kept[:dim], 1, *kept[dim + 1 :])
+        x = b.reshape(b.emit(pool, (before, 1, after)), kept)
+    return x if keepdim else b.reshape(x, tuple(s for d, s in enumerate(kept) if d not in dims))
+
+
+def _extent(numbers: Numbers, dims: int, fill: int) -> tuple[int, int]:
+    """(height, width) for one or two dimensions; the height of a single dimension is `fill`."""
+    if dims == 1:
+        return (fill, numbers if isinstance(numbers, int) else int(numbers[0]))
+    return pair(numbers if isinstance(numbers, int) or len(numbers) > 1 else numbers[0], fill)
+
+
+# ----------------------------------------------------------------------------------------------- padding
+
+
+def pad(b: Builder, input: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
+    """F.pad: amounts come in pairs, the last dimension first."""
+    amounts = [*(int(p) for p in pad)] + [0] * (2 * input.rank + 2 - len(pad))
+    b.require(amounts[-2:] == [0, 0], "pads the batch")
+    number = float(value or 0)
+    if input.rank == 1:
+        b.require(mode == "constant", f"padding mode {mode!r} of a flat value")
+        wide = b.reshape(input, (1, input.shape[0]))
+        return b.reshape(b.pad(wide, (0, 0, amounts[0], amounts[1]), mode, number), b.shape)
+    last = (amounts[2], amounts[3]) if input.rank >= 3 else (0, 0)
+    result = b.pad(input, (*last, amounts[0], amounts[1]), mode, number)
+    for dim in range(input.rank - (2 if input.rank >= 3 else 1)):
+        before, behind = amounts[2 * (input.rank - 1 - dim) :][:2]
+        result = _pad_dim(b, result, dim, before, behind, mode, number)
+    return result
+
+
+def _pad_dim(b: Builder, x: Value, dim: int, before: int, behind: int, mode: str, value: float) -> Value:
+    """Padding of a dimension before the last two, seen as the height of (…, size, after)."""
+    if not before and not behind:
+        return x
+    b.require(mode == "constant", f"padding mode {mode!r} of channels")
+    lead, size, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
+    view = b.pad(b.reshape(x, (prod(lead), size, prod(after))), (before, behind, 0, 0), mode, value)
+    return b.reshape(view, (*lead, size + before + behind, *after))
+
+
+# -------------------------------------------------------------------------------------------- resampling
+
+_MODES: dict[str, Literal["nearest", "bilinear"]] = {"nearest": "nearest", "bilinear": "bilinear", "linear": "bilinear"}
+
+
+def interpolate(
+    b: Builder,
+    input: Value,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Value:
+    b.flag("antialias", antialias, False)
+    dims = input.rank - 1
+    b.require(dims in (1, 2), "resampling of (C, L) and (C, H, W) values is supported")
+    if mode == "area":
+        return _adaptive(b, input, "avg", b.shape, dims)
+    b.require(mode in _MODES, f"mode {mode!r} has no packed form: supported are nearest, bilinear, linear and area")
+    factor = (0.0, 0.0)  # 0: coordinates are mapped by output size over input size
+    if scale_factor is not None and not recompute_scale_factor:
+        factors = (
+            [float(f) for f in scale_factor] if isinstance(scale_factor, Sequence) else [float(scale_factor)] * dims
+        )
+        factor = (factors[0], factors[1]) if dims == 2 else (1.0, factors[0])
+    output = (b.shape[-2], b.shape[-1]) if dims == 2 else (1, b.shape[-1])
+    op = Upsample(
+        inputs=(input.id,), mode=_MODES[mode], output=output, factor=factor, align_corners=bool(align_corners)
+    )
+    return b.emit(op, b.shape)
+
+
+def upsample_nearest(b: Builder, input: Value, size: Any = None, scale_factor: Any = None) -> Value:
+    return interpolate(b, input, size, scale_factor, "nearest")
+
+
+def upsample_bilinear(b: Builder, input: Value, size: Any = None, scale_factor: Any = None) -> Value:
+    return interpolate(b, input, size, scale_factor, "bilinear", align_corners=True)
+
+
+SPATIAL: dict[str, Handler] = {
+    "max_pool1d": max_pool(1), "max_pool2d": max_pool(2), "avg_pool1d": avg_pool(1), "avg_pool2d": avg_pool(2),
+    "adaptive_avg_pool1d": adaptive_pool("avg", 1), "adaptive_avg_pool2d": adaptive_pool("avg", 2),
+    "adaptive_max_pool1d": adaptive_pool("max", 1), "adaptive_max_pool2d": adaptive_pool("max", 2),
+    "pad": pad, "interpolate": interpolate, "upsample": interpolate,
+    "upsample_nearest": upsample_nearest, "upsample_bilinear": upsample_bilinear,
+}  # fmt: skip

@@ -1,0 +1,301 @@
+"""Reading a model with torch.fx: a graph of functional calls in which every shape is already known.
+
+Only compressed layers are leaves; modules of torch.nn are traced through, so that `nn.ReLU`, `F.relu`, `torch.relu` and
+`Tensor.relu` all arrive as one kind of node. Each proxy carries a tensor on the meta device. Whatever a model asks
+about it (shape, size, dim, len, dtype) gets a concrete answer, so control flow on shapes needs no symbolic
+reasoning; parameters stay real tensors, so what a model computes from parameters alone is computed at once.
+Control flow on values stays impossible and is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+
+from subbit.errors import PackError, SubbitError
+from subbit.methods.base import CompressedLayer
+
+VALUE = "subbit_value"  # node.meta: the meta tensor(s) that the node gives
+PATH = "subbit_path"  # node.meta: the innermost module, as (path, type name)
+
+OutputKey = str | int | None
+
+_DEPENDS_ON_VALUES = "depends on the values of its input (an if, float() or item() of a tensor)"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A model as a graph, for one batch size."""
+
+    graph: fx.Graph
+    layers: dict[str, CompressedLayer]  # leaves, by the target of their call_module nodes
+    constants: dict[str, Tensor]  # tensors that do not depend on the input, by the target of get_attr nodes
+    batch: int
+
+
+class ShapedProxy(fx.Proxy):
+    """A proxy that knows the shape of its value."""
+
+    @property
+    def value(self) -> Tensor:
+        value: Tensor = self.node.meta[VALUE]
+        return value
+
+    def __getattr__(self, k: str) -> Any:
+        attribute = getattr(self.value, k)
+        if callable(attribute):
+            return super().__getattr__(k)
+        if isinstance(attribute, Tensor):
+            return self.tracer.create_proxy("call_function", getattr, (self, k), {})
+        return torch.device("cpu") if k == "device" else attribute  # new tensors must not land on the meta device
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __float__(self) -> float:
+        raise TypeError(_DEPENDS_ON_VALUES)
+
+    def __int__(self) -> int:
+        raise TypeError(_DEPENDS_ON_VALUES)
+
+    def __index__(self) -> int:
+        raise TypeError(_DEPENDS_ON_VALUES)
+
+
+class ShapedTracer(fx.Tracer):
+    """Tracer whose proxies are evaluated on the meta device as the graph grows."""
+
+    def __init__(self, example: Tensor) -> None:
+        super().__init__()
+        self.example = example
+        self.constants: dict[str, Tensor] = {}
+        self.current: list[tuple[str, str]] = []  # (path, type name) of the modules being executed
+
+    def proxy(self, node: fx.Node) -> ShapedProxy:
+        return ShapedProxy(node, self)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return attr_val  # parameters stay real tensors
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, CompressedLayer)
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        try:
+            return super().path_of_module(mod)
+        except NameError:  # made inside forward, or kept in a plain list
+            return f"{self.current[-1][0]}.<{type(mod).__name__}>" if self.current else f"<{type(mod).__name__}>"
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        path = self.path_of_module(m)
+        self.current.append((path, type(m).__name__))
+        result = super().call_module(m, forward, args, kwargs)
+        self.current.pop()  # not in a finally: after an error this says where it happened
+        return result
+
+    def create_arg(self, a: Any) -> Any:
+        if not isinstance(a, Tensor):
+            return super().create_arg(a)
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = a
+        return self._with_meta(self.create_node("get_attr", name, (), {}), a)
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any | None = None,
+        proxy_factory_fn: Callable[[fx.Node], fx.Proxy] | None = None,
+    ) -> Any:
+        if kind == "call_function" and _is_wrapped(target):
+            return target(*args, **kwargs)
+        value = self.example if kind == "placeholder" else self._evaluate(kind, target, args, kwargs)
+        several = isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value)
+        if not several and not isinstance(value, Tensor):
+            return value  # a size, a number of dimensions, a flag
+        proxy = super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
+        self._with_meta(proxy.node, value)
+        if not several:
+            return proxy
+        parts = tuple(self._part(proxy.node, i, part) for i, part in enumerate(value))
+        return type(value)(parts)  # a list, a tuple, or a named one such as torch.return_types.max
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        raise TypeError("iterates over the batch")
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        raise TypeError(_DEPENDS_ON_VALUES)
+
+    def _part(self, node: fx.Node, i: int, value: Tensor) -> ShapedProxy:
+        part = self.create_node("call_function", operator.getitem, (node, i), {})
+        return self.proxy(self._with_meta(part, value))
+
+    def _with_meta(self, node: fx.Node, value: Any) -> fx.Node:
+        node.meta[VALUE] = value
+        node.meta[PATH] = self.current[-1] if self.current else ("", "")
+        return node
+
+    def _evaluate(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = map_aggregate(args, _on_meta), map_aggregate(kwargs, _on_meta)  # type: ignore[assignment]
+        if kind == "call_module":
+            layer = self.root.get_submodule(target)
+            assert isinstance(layer, CompressedLayer)
+            return layer.plain(*args, torch.empty(layer.weight_shape, device="meta"), **kwargs)
+        if kind == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        return target(*args, **kwargs)
+
+
+class _Root(nn.Module):
+    """The model as the only child, called with one tensor and giving one tensor."""
+
+    def __init__(self, model: nn.Module, output: OutputKey) -> None:
+        super().__init__()
+        self.model = model
+        self.output = output
+
+    def forward(self, input: Tensor) -> Any:
+        return _single_output(self.model(input), self.output)
+
+
+def trace(model: nn.Module, shape: tuple[int, ...], batch: int, output: OutputKey = None) -> Trace:
+    """The graph of `model` in eval mode for inputs (batch, *shape)."""
+    model = _unwrapped(model)
+    _check_inputs(model)
+    root = _Root(model, output)
+    tracer = ShapedTracer(torch.empty((batch, *shape), device="meta"))
+    with evaluating(model), torch.no_grad():
+        try:
+            graph = tracer.trace(root)
+        except SubbitError:
+            raise
+        except Exception as error:
+            raise PackError(_trace_message(tracer, error)) from error
+    layers = {
+        str(node.target): root.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"
+    }
+    return Trace(graph, layers, tracer.constants, batch)  # type: ignore[arg-type]  # only compressed layers are leaves
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """`model` in eval mode for a while; every submodule gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(False)
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def place(node: fx.Node) -> str:
+    """Where a node comes from, for messages: "layer1.0.conv (MyConv)"."""
+    path, kind = node.meta[PATH]
+    return describe(path, kind)
+
+
+def module_path(node: fx.Node) -> str:
+    """Path of the innermost module of a node, as the user's model names it."""
+    return _user_path(node.meta[PATH][0])
+
+
+def describe(path: str, kind: str) -> str:
+    path = _user_path(path)
+    return f"{path} ({kind})" if path else f"the model ({kind})" if kind else "the model"
+
+
+def _user_path(path: str) -> str:
+    return path.removeprefix("model").removeprefix(".")
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own module inside torch.compile, DataParallel and DistributedDataParallel."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _check_inputs(model: nn.Module) -> None:
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # a forward without a signature: the call will tell
+        return
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
+    if len(required) > 1:
+        raise PackError(
+            f"{type(model).__name__} takes {len(required)} inputs ({', '.join(required)}): supported are models with one "
+            "input tensor; wrap it in a module that fixes the others"
+        )
+
+
+def _is_wrapped(target: Any) -> bool:
+    """A function that its author gave to torch.fx.wrap: with known shapes it need not be a leaf."""
+    return isinstance(target, types.FunctionType) and target.__module__.split(".")[0] != "torch"
+
+
+def _on_meta(leaf: Any) -> Any:
+    if isinstance(leaf, fx.Proxy):
+        return leaf.node.meta[VALUE]
+    if isinstance(leaf, Tensor):
+        return torch.empty_like(leaf, dtype=torch.float32 if leaf.is_floating_point() else leaf.dtype, device="meta")
+    if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
+        return torch.float32  # the packed network computes in fp32, whatever the model's dtype
+    return leaf
+
+
+def _single_output(result: Any, key: OutputKey) -> Any:
+    """The one tensor that a model gives, or the one named by `key`."""
+    named = _named_outputs(result)
+    if key is not None:
+        if str(key) not in named:
+            raise PackError(f"the model has no output {key!r}: choose from {', '.join(named) or 'none'}")
+        return named[str(key)]
+    if len(named) == 1:
+        return next(iter(named.values()))
+    if not named:
+        raise PackError(f"the model gives {type(result).__name__}: supported is an output of one tensor")
+    raise PackError(
+        f"the model gives {len(named)} tensors ({', '.join(named)}): a packed network has one output; choose it with "
+        "output=..., or wrap the model in a module that returns it"
+    )
+
+
+def _named_outputs(result: Any) -> dict[str, Any]:
+    if isinstance(result, fx.Proxy | Tensor):
+        return {"0": result}
+    if isinstance(result, dict):
+        items = result.items()
+    elif hasattr(result, "_asdict"):
+        items = result._asdict().items()
+    elif isinstance(result, list | tuple):
+        items = enumerate(result)
+    else:
+        return {}
+    return {str(k): v for k, v in items if isinstance(v, fx.Proxy | Tensor)}
+
+
+def _trace_message(tracer: ShapedTracer, error: Exception) -> str:
+    where = describe(*(tracer.current[-1] if tracer.current else ("", "")))
+    return (
+        f"{where} cannot be packed: its forward {error if isinstance(error, TypeError) else repr(error)}. Packing runs the "
+        "model once with known shapes and unknown values, in eval mode; change the forward, or wrap the model in a "
+        "module without this part"
+    )

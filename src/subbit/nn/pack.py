@@ -1,0 +1,156 @@
+"""Packing: a PyTorch model as a `Program`, and that as a `.sbit` file.
+
+    subbit.pack(model, "net.sbit", example=torch.zeros(1, 3, 32, 32), labels=["cat", "dog"])
+    program = to_program(model, (3, 32, 32))     # the same without a file
+
+The model is read in eval mode and not changed. Numbers are stored in fp16 unless `storage="f32"` asks for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, fx, nn
+
+from subbit.errors import PackError
+from subbit.format import encode
+from subbit.nn.lowering.lower import lower
+from subbit.nn.lowering.simplify import numbered, simplify
+from subbit.nn.lowering.tracing import OutputKey, Trace
+from subbit.records import Preprocessing, Program, Shape, Storage
+
+Example = Tensor | Sequence[int]
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """What was written, and where."""
+
+    path: Path
+    bytes: int
+    program: Program
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A program with what it was made from, for those who compare the two."""
+
+    program: Program
+    trace: Trace
+    origins: dict[int, fx.Node]  # value of the program -> node of the trace that gives the same
+
+
+def pack(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    example: Example,
+    storage: Storage = "f16",
+    labels: Sequence[str] = (),
+    preprocessing: Preprocessing | None = None,
+    output: OutputKey = None,
+) -> PackResult:
+    """Write `model` as a `.sbit` file.
+
+        subbit.pack(model, "net.sbit", example=torch.zeros(1, 3, 32, 32)).bytes
+
+    `example` is an input with its batch, or the shape of one image without it. `output` names the output of a model
+    that gives several. The file appears complete or not at all: it is written beside `path` and then renamed.
+    """
+    program = to_program(model, example, storage, labels, preprocessing, output)
+    data = encode(program)
+    target = Path(path)
+    _write_atomically(target, data)
+    return PackResult(target, len(data), program)
+
+
+def to_program(
+    model: nn.Module,
+    example: Example,
+    storage: Storage = "f16",
+    labels: Sequence[str] = (),
+    preprocessing: Preprocessing | None = None,
+    output: OutputKey = None,
+) -> Program:
+    """`model` in eval mode as a program, BatchNorm folded."""
+    return to_packed(model, input_shape(example), storage, labels, preprocessing, output).program
+
+
+def to_packed(
+    model: nn.Module,
+    shape: Shape,
+    storage: Storage = "f16",
+    labels: Sequence[str] = (),
+    preprocessing: Preprocessing | None = None,
+    output: OutputKey = None,
+    batch: int | None = None,
+) -> Packed:
+    """The program of `model`, with its trace for batches of `batch`."""
+    if not isinstance(model, nn.Module):
+        raise PackError(f"only an nn.Module can be packed, got {type(model).__name__}")
+    if storage not in ("f16", "f32"):
+        raise PackError(f"storage={storage!r}: choose 'f16' or 'f32'")
+    lowered = lower(model, shape, output, batch)
+    ops, result, origins = numbered(simplify(lowered))
+    program = Program(
+        input_shape=shape,
+        ops=ops,
+        output=-1 if result == len(ops) else result,
+        storage=storage,
+        labels=tuple(labels),
+        preprocessing=preprocessing,
+    )
+    return Packed(program, lowered.trace, origins)
+
+
+def input_shape(example: Example) -> Shape:
+    """The shape of one input without the batch, from an example with it or from the shape itself."""
+    if isinstance(example, Tensor):
+        shape = tuple(example.shape[1:])
+    else:
+        try:
+            shape = tuple(int(size) for size in example)
+        except (TypeError, ValueError):
+            raise PackError(
+                f"example is {type(example).__name__}: give an input tensor with its batch, or a shape such as (3, 32, 32)"
+            ) from None
+        if len(shape) == 4:  # a value has at most three dimensions beside the batch: this one counts it
+            shape = shape[1:]
+    if not shape or min(shape) < 1:
+        raise PackError(
+            f"example of shape {tuple(getattr(example, 'shape', example))}: expected is a batch, such as "
+            "torch.zeros(1, 3, 32, 32), or the shape of one input, such as (3, 32, 32)"
+        )
+    return shape
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    """A reader of `path` sees the old file or the new one, also after a crash."""
+    if not path.parent.is_dir():
+        raise PackError(f"cannot write {path}: there is no folder {path.parent}")
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, _usual_mode(path))
+        os.replace(temporary, path)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise PackError(f"cannot write {path}: {error.strerror or error}") from error
+        raise
+
+
+def _usual_mode(path: Path) -> int:
+    """Permissions that the file has, or that open() would have given it; mkstemp keeps others out."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
