@@ -8,19 +8,22 @@ from subbit.models.blocks import convolution
 
 
 class LeNet5(nn.Module):
-    """Convolution – BatchNorm – ReLU – 2×2 max pooling, twice; then 800 → 500 → classes with a ReLU between."""
+    """Convolution – 2×2 max pooling – BatchNorm – ReLU, twice; then 800 → 500 → classes with a ReLU between.
+
+    Pooling comes before BatchNorm, the order of the binary networks that this one is compared with.
+    """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1, affine: bool = True) -> None:
         super().__init__()
         self.features = nn.Sequential(
             convolution(in_channels, 20, 5),  # 28 -> 24
+            nn.MaxPool2d(2),  # 24 -> 12
             nn.BatchNorm2d(20, affine=affine),
             nn.ReLU(),
-            nn.MaxPool2d(2),  # 24 -> 12
             convolution(20, 50, 5),  # 12 -> 8
+            nn.MaxPool2d(2),  # 8 -> 4
             nn.BatchNorm2d(50, affine=affine),
             nn.ReLU(),
-            nn.MaxPool2d(2),  # 8 -> 4
         )
         self.classifier = nn.Sequential(
             nn.Flatten(),
