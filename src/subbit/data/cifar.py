@@ -12,6 +12,7 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,42 +23,67 @@ from subbit.data.dataset import DataSet, Part
 from subbit.errors import DataError
 
 _PIXELS = 3 * 32 * 32
+_MAX_MEMBER = 1 << 28  # bytes; the largest real one has 155 million
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """Where one version of a CIFAR keeps what."""
 
     folder: str
     archive: str
     train: tuple[str, ...]
-    test: tuple[str, ...]
+    test: str
     names: str  # the file with the names of the classes
-    names_key: str  # its key, in a pickle
-    label: str | int  # key of the labels in a pickle, or their byte in a binary record
-    label_bytes: int = 0  # of a binary record; 0: pickles
+    names_key: str = ""  # its key, in a pickle
+    labels_key: str = ""  # of the labels, in a pickle
+    label_bytes: int = 0  # in front of the pixels of a binary record, the last one the label; 0: pickles
 
     @property
     def files(self) -> tuple[str, ...]:
-        return (*self.train, *self.test, self.names)
+        return (*self.train, self.test, self.names)
 
 
-_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "cifar10": (
-        Layout("cifar-10-batches-py", "cifar-10-python.tar.gz", _BATCHES, ("test_batch",), "batches.meta", "label_names", "labels"),
         Layout(
-            "cifar-10-batches-bin", "cifar-10-binary.tar.gz", tuple(f"{b}.bin" for b in _BATCHES), ("test_batch.bin",),
-            "batches.meta.txt", "", 0, 1,
+            folder="cifar-10-batches-py",
+            archive="cifar-10-python.tar.gz",
+            train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+            test="test_batch",
+            names="batches.meta",
+            names_key="label_names",
+            labels_key="labels",
+        ),
+        Layout(
+            folder="cifar-10-batches-bin",
+            archive="cifar-10-binary.tar.gz",
+            train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+            test="test_batch.bin",
+            names="batches.meta.txt",
+            label_bytes=1,
         ),
     ),
     "cifar100": (
-        Layout("cifar-100-python", "cifar-100-python.tar.gz", ("train",), ("test",), "meta", "fine_label_names", "fine_labels"),
         Layout(
-            "cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin",), ("test.bin",), "fine_label_names.txt", "", 1, 2,
+            folder="cifar-100-python",
+            archive="cifar-100-python.tar.gz",
+            train=("train",),
+            test="test",
+            names="meta",
+            names_key="fine_label_names",
+            labels_key="fine_labels",
+        ),
+        Layout(
+            folder="cifar-100-binary",
+            archive="cifar-100-binary.tar.gz",
+            train=("train.bin",),
+            test="test.bin",
+            names="fine_label_names.txt",
+            label_bytes=2,  # coarse, fine
         ),
     ),
-}  # fmt: skip
+}
 
 
 def find(name: str, root: Path) -> Callable[[], DataSet] | None:
@@ -65,11 +91,11 @@ def find(name: str, root: Path) -> Callable[[], DataSet] | None:
     for layout in LAYOUTS[name]:
         for folder in (root / layout.folder, root / name / layout.folder, root):
             if all((folder / file).is_file() for file in layout.files):
-                return lambda folder=folder, layout=layout: _read(name, layout, _Folder(folder))  # type: ignore[misc]
+                return partial(_read, name, layout, _Folder(folder))
     for layout in LAYOUTS[name]:
         for archive in (root / layout.archive, root / name / layout.archive):
             if archive.is_file():
-                return lambda archive=archive, layout=layout: _read(name, layout, _Archive(archive))  # type: ignore[misc]
+                return partial(_read, name, layout, _Archive(archive))
     return None
 
 
@@ -90,15 +116,19 @@ class _Archive:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.content: dict[str, bytes] = {}
+
+    @cached_property
+    def content(self) -> dict[str, bytes]:
+        content = {}
         try:
-            with tarfile.open(path) as archive:
+            with tarfile.open(self.path) as archive:
                 for member in archive:
-                    file = archive.extractfile(member) if member.isfile() and member.size < 1 << 30 else None
+                    file = archive.extractfile(member) if member.isfile() and member.size < _MAX_MEMBER else None
                     if file is not None:
-                        self.content[Path(member.name).name] = file.read()
+                        content[Path(member.name).name] = file.read()
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-            raise DataError(f"{path} is damaged or not complete: {error}; fetch it again") from error
+            raise DataError(f"{self.path} is damaged or not complete: {error}; fetch it again") from error
+        return content
 
     def read(self, file: str) -> tuple[str, bytes]:
         if file not in self.content:
@@ -109,8 +139,8 @@ class _Archive:
 def _read(name: str, layout: Layout, source: _Folder | _Archive) -> DataSet:
     read = _binary if layout.label_bytes else _pickled
     train = [read(layout, *source.read(file)) for file in layout.train]
-    test = [read(layout, *source.read(file)) for file in layout.test]
-    return DataSet.of(name, _joined(train), _joined(test), _names(layout, *source.read(layout.names)))
+    test = read(layout, *source.read(layout.test))
+    return DataSet.of(name, _joined(train), test, _names(layout, *source.read(layout.names)))
 
 
 def _joined(parts: list[Part]) -> Part:
@@ -136,17 +166,17 @@ def _binary(layout: Layout, where: str, data: bytes) -> Part:
             f"{where} holds {len(data)} bytes, not a multiple of {record}: damaged or not complete, fetch it again"
         )
     rows = np.frombuffer(data, np.uint8).reshape(-1, record)
-    labels = rows[:, int(layout.label)].astype(np.int64)
+    labels = rows[:, layout.label_bytes - 1].astype(np.int64)
     return Part(rows[:, layout.label_bytes :].reshape(-1, 3, 32, 32), labels)
 
 
 def _pickled(layout: Layout, where: str, data: bytes) -> Part:
     content = load_pickle(where, data)
-    pixels, labels = content.get("data"), content.get(str(layout.label))
+    pixels, labels = content.get("data"), content.get(layout.labels_key)
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (_PIXELS,):
         raise DataError(f"{where} has no uint8 array 'data' of {_PIXELS} pixels a row: not a batch of this CIFAR")
     if not isinstance(labels, list) or len(labels) != len(pixels) or not all(type(label) is int for label in labels):
-        raise DataError(f"{where} has no list {layout.label!r} with a number for each of its {len(pixels)} images")
+        raise DataError(f"{where} has no list {layout.labels_key!r} with a number for each of its {len(pixels)} images")
     return Part(pixels.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64))
 
 

@@ -100,7 +100,8 @@ def _statistics(images: UInt8) -> tuple[NDArray[np.float32], NDArray[np.float32]
     levels = np.arange(256, dtype=np.float64)
     mean, std = [], []
     for channel in range(images.shape[1]):
-        counts = np.bincount(images[:, channel].ravel(), minlength=256)
+        chunks = (images[start : start + 1000, channel] for start in range(0, len(images), 1000))
+        counts = np.sum([np.bincount(chunk.ravel(), minlength=256) for chunk in chunks], axis=0)
         average = (counts @ levels) / counts.sum()
         variance = (counts @ (levels - average) ** 2) / counts.sum()
         mean.append(average / 255)

@@ -80,16 +80,20 @@ def _split(
 
 def _read(files: list[tuple[Path, int]], size: int) -> Part:
     images = np.empty((len(files), 3, size, size), dtype=np.uint8)
-    unreadable = []
-    for i, (path, _) in enumerate(files):
-        try:
-            images[i] = read_image(path, size)
-        except DataError as error:
-            unreadable.append(str(error))
+    unreadable = [problem for i, (path, _) in enumerate(files) if (problem := _read_into(images[i], path, size))]
     if unreadable:
         more = f" and {len(unreadable) - 5} more" if len(unreadable) > 5 else ""
         raise DataError(f"unreadable images: {'; '.join(unreadable[:5])}{more}. Remove or replace them")
     return Part(images, np.array([label for _, label in files], dtype=np.int64))
+
+
+def _read_into(target: UInt8, path: Path, size: int) -> str:
+    """Reads one image; what is wrong with it, or an empty string."""
+    try:
+        target[:] = read_image(path, size)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def read_image(path: Path, size: int) -> UInt8:

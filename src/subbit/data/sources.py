@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from subbit.data import cifar
 from subbit.data.dataset import DataSet
 from subbit.data.idx import read_pair
-from subbit.errors import DataError
+from subbit.errors import DataError, MissingDependency
 
 _IDX_FILES = {
     "train-images": "train-images-idx3-ubyte",
@@ -18,6 +20,8 @@ _IDX_FILES = {
     "test-images": "t10k-images-idx3-ubyte",
     "test-labels": "t10k-labels-idx1-ubyte",
 }
+# The first ten training labels tell the two apart, whose files have the same names.
+_RECOGNISED = {(5, 0, 4, 1, 9, 2, 1, 3, 1, 4): "mnist", (9, 0, 0, 3, 0, 2, 7, 2, 5, 5): "fashion-mnist"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def _find(name: str, root: Path) -> Callable[[], DataSet] | None:
         paths = {key: _idx_path(root / folder, file) for key, file in _IDX_FILES.items()}
         found = {key: path for key, path in paths.items() if path is not None}
         if len(found) == len(_IDX_FILES):
-            return lambda: _read_idx_set(name, found)  # noqa: B023  (returned at once)
+            return partial(_read_idx_set, name, found)
     return None
 
 
@@ -113,6 +117,9 @@ def _idx_path(folder: Path, file: str) -> Path | None:
 def _read_idx_set(name: str, paths: dict[str, Path]) -> DataSet:
     train = read_pair(paths["train-images"], paths["train-labels"])
     test = read_pair(paths["test-images"], paths["test-labels"])
+    other = _RECOGNISED.get(tuple(train.labels[:10].tolist()))
+    if other not in (None, name):
+        raise DataError(f"{paths['train-labels'].parent} holds {other}, not {name}: their files have the same names")
     return DataSet.of(name, train, test, SOURCES[name].classes)
 
 
@@ -124,46 +131,38 @@ def _fetch(name: str, root: Path) -> None:
     source = SOURCES[name]
     target = root / source.folders[0]
     for file, md5 in source.downloads.items():
-        if (target / file).is_file():
-            continue
-        failures = list(_attempts(source, file, md5, target))
-        if len(failures) == len(source.mirrors):
+        failures: list[str] = []
+        for mirror in source.mirrors:
+            if (target / file).is_file():
+                break
+            failures += _attempt(mirror, file, md5, target)
+        if not (target / file).is_file():
             raise DataError(
                 f"{name} is not in {root} and could not be downloaded ({'; '.join(failures)}). "
                 f"Without network: {_advice(name, root)}"
             )
 
 
-def _attempts(source: Source, file: str, md5: str, target: Path) -> Iterator[str]:
-    """Tries one mirror after the other until one succeeds; yields what went wrong with each that did not."""
+def _attempt(mirror: str, file: str, md5: str, target: Path) -> list[str]:
+    """One download from one mirror; what went wrong, if anything did."""
     try:
         import pooch
+
+        pooch.utils.get_logger().setLevel("WARNING")
+        # pooch writes to a temporary file, checks it, and renames it: an interrupted download leaves nothing.
+        downloader = pooch.HTTPDownloader(progressbar=_Progress(file), timeout=30)
+        pooch.retrieve(mirror + file, known_hash=f"md5:{md5}", fname=file, path=target, downloader=downloader)
     except ModuleNotFoundError as error:
-        for mirror in source.mirrors:
-            yield f"{mirror}: pooch is not installed ({error})"
-        return
-    for mirror in source.mirrors:
-        try:
-            # pooch writes to a temporary file, checks it, and renames it: an interrupted download leaves nothing.
-            pooch.retrieve(
-                mirror + file,
-                known_hash=f"md5:{md5}",
-                fname=file,
-                path=target,
-                downloader=pooch.HTTPDownloader(progressbar=_Progress(file), timeout=30),
-            )
-            return
-        except OSError as error:
-            raise_if_disk(error, target)
-            yield f"{mirror}: {_short(error)}"
-        except ValueError as error:  # wrong checksum
-            yield f"{mirror}: {_short(error)}"
-
-
-def raise_if_disk(error: OSError, target: Path) -> None:
-    """A disk that cannot be written is the same for every mirror: say so instead of trying the next."""
-    if isinstance(error, PermissionError) or error.errno in (28, 30):  # full, read-only
-        raise DataError(f"cannot write to {target}: {error.strerror}; choose another folder with --data-dir") from error
+        raise MissingDependency(f"downloads need {error.name}: pip install 'subbit[train]'", name=error.name) from error
+    except ValueError as error:  # wrong checksum
+        return [f"{mirror}: {_short(error)}"]
+    except OSError as error:
+        if isinstance(error, PermissionError) or error.errno in (errno.ENOSPC, errno.EROFS):
+            # The same for every mirror.
+            reason = error.strerror or str(error)
+            raise DataError(f"cannot write to {target}: {reason}; choose another folder with --data-dir") from error
+        return [f"{mirror}: {_short(error)}"]
+    return []
 
 
 def _short(error: Exception) -> str:

@@ -18,10 +18,10 @@ from subbit.train.settings import Settings, read_config
 
 if TYPE_CHECKING:
     from subbit.train.build import Run, build_model, load_run, open_run
-    from subbit.train.machine import environment
     from subbit.train.evaluate import accuracy
-    from subbit.train.runner import Result, fit
     from subbit.train.learner import Learner
+    from subbit.train.machine import environment
+    from subbit.train.runner import Result, fit
 
 __all__ = [
     "RECIPES",

@@ -49,11 +49,13 @@ def method_of(settings: Settings) -> Method | None:
 
 def dense_model(settings: Settings, classes: int, channels: int) -> nn.Module:
     """The uncompressed network in its default initialisation, which follows from the seed alone."""
-    if settings.model not in MODELS:
+    name, _, variant = settings.model.partition("-")  # vgg16-lego: the variant "lego" of vgg16
+    if name not in MODELS:
         raise ConfigError(f"unknown model {settings.model!r}: choose from {', '.join(MODELS)}")
+    options = {**settings.model_options, **({"variant": variant} if variant else {})}
     with _seeded(settings.seed, "dense weights"):
         try:
-            return MODELS[settings.model](num_classes=classes, in_channels=channels, **settings.model_options)
+            return MODELS[name](num_classes=classes, in_channels=channels, **options)
         except TypeError as error:
             raise ConfigError(f"model {settings.model}: {error}") from error
 

@@ -31,16 +31,16 @@ class Logs:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(kept)
-        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)  # type: ignore[no-untyped-call]
+        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, COLUMNS).writerow({"step": step, **values})
         for key, value in values.items():
-            self.board.add_scalar(key, value, step)  # type: ignore[no-untyped-call]
+            self.board.add_scalar(key, value, step)
 
     def close(self) -> None:
-        self.board.close()  # type: ignore[no-untyped-call]
+        self.board.close()
 
     def _rows(self) -> list[dict[str, Any]]:
         """Whole rows only: a kill may leave half a line at the end."""

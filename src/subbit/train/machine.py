@@ -1,9 +1,14 @@
-"""What a result depends on besides its settings: versions, processor, commit."""
+"""What a result depends on besides its settings: versions, processor, commit, and how torch computes."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import platform
 import subprocess
+import warnings
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -50,3 +55,53 @@ def _git(folder: Path, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+@contextlib.contextmanager
+def exact(threads: int) -> Iterator[None]:
+    """Deterministic algorithms and the asked number of threads inside; everything as before behind it.
+
+    Sums depend on how they are split over threads: bits are equal for equal thread counts.
+    """
+    before, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    random = torch.get_rng_state()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that costs time
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        torch.set_num_threads(before)
+        torch.set_rng_state(random)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without Lightning's hints about loaders and loggers, which do not apply to this loop."""
+    loggers = [
+        logging.getLogger(name)
+        for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
+    ]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\..*")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def rank() -> int:
+    """The number of this process among all of them, before Lightning has connected them."""
+    for key in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        if os.environ.get(key, "").isdigit():
+            return int(os.environ[key])
+    return 0

@@ -10,20 +10,14 @@ checkpoint.pt and the one before it, model.pt (see `open_run`) and result.json.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import os
 import time
-import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
 from subbit import data as datasets
@@ -32,10 +26,10 @@ from subbit.errors import ConfigError, TrainingError
 from subbit.train import checkpoint
 from subbit.train.batches import Batches
 from subbit.train.build import MODEL_FILE, build_model, open_run, save_run
-from subbit.train.machine import environment
 from subbit.train.evaluate import accuracy, reestimate_batchnorm
 from subbit.train.learner import Diverged, Learner
 from subbit.train.logs import Live, Logs
+from subbit.train.machine import environment, exact, quiet, rank
 from subbit.train.settings import Settings
 from subbit.train.watch import Watch
 
@@ -89,7 +83,7 @@ def fit(
         data = datasets.load(settings.data, settings.data_dir, image_size=settings.image_size, seed=settings.seed)
     if settings.validation:
         data = data.hold_out(settings.validation, settings.seed)
-    with _exact(settings):
+    with exact(settings.threads):
         run = _Run(settings, out, data, console or Console(quiet=True))
         run.prepare(resume)
         run.train()
@@ -109,7 +103,7 @@ class _Run(Callback):
         self.learner = Learner(model, Batches(data, settings, world=world), settings, teacher)
         self.history: list[dict[str, float]] = []
         self.seconds, self.input_seconds = 0.0, 0.0  # before this start
-        self.writes = rank_zero_only.rank in (None, 0)
+        self.writes = world == 1 or rank() == 0
 
     # -- before
 
@@ -149,7 +143,7 @@ class _Run(Callback):
             self.finish()
             return
         try:
-            with _quiet():
+            with quiet():
                 trainer = self._trainer(remaining)
                 trainer.fit(self.learner)
         except Diverged as error:
@@ -189,8 +183,8 @@ class _Run(Callback):
         self.started = self.saved_at = self.lap_at = time.monotonic()
         self.lap_step = self.learner.done
         self.lap_input = 0.0
-        self.watch = Watch(self.learner.model)
         if self.writes:
+            self.watch = Watch(self.learner.model)
             self.logs = Logs(self.out, self.learner.done)
             self.live = Live(self.settings.epochs, self.learner.steps_per_epoch, self.console)
             if self.learner.done == 0:
@@ -315,45 +309,3 @@ def _teacher(settings: Settings, data: DataSet) -> torch.nn.Module | None:
             f"the teacher {settings.teacher} was trained on other classes or image sizes than {data.name}"
         )
     return run.model
-
-
-@contextlib.contextmanager
-def _exact(settings: Settings) -> Iterator[None]:
-    """Deterministic algorithms and the asked number of threads inside, everything as before behind.
-
-    Sums depend on how they are split over threads: bits are equal for equal thread counts.
-    """
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    random = torch.get_rng_state()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.set_num_threads(threads)
-        torch.set_rng_state(random)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Lightning's hints about loaders and loggers, which do not apply to this loop."""
-    loggers = [
-        logging.getLogger(name)
-        for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
-    ]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"lightning\..*")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from subbit.errors import ConfigError
 from subbit.train.recipes import RECIPES, defaults
@@ -32,8 +32,7 @@ Options = Mapping[str, bool | int | float | str]
 T = TypeVar("T")
 
 
-def _value(
-    default: T,
+def _about(
     help: str,
     *,
     choices: tuple[str, ...] = (),
@@ -41,14 +40,13 @@ def _value(
     high: float | None = None,
     positive: bool = False,
     run: bool = True,
-) -> T:
-    """A field with its help text and its rule; `run=False`: it does not change what is computed."""
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "positive": positive, "run": run}
-    return cast(T, field(default=default, metadata=metadata))
+) -> dict[str, Any]:
+    """Help text and rule of a field; `run=False`: it does not change what is computed."""
+    return {"help": help, "choices": choices, "low": low, "high": high, "positive": positive, "run": run}
 
 
-def _options(help: str) -> Options:
-    return cast(Options, field(default_factory=dict, metadata={"help": help, "run": True}))
+def _value(default: T, help: str, **rule: Any) -> T:
+    return field(default=default, metadata=_about(help, **rule))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +55,17 @@ class Settings:
 
     # what is trained
     model: str = _value("lenet5", "A built-in network: lenet5, vgg16, vgg16-lego, resnet18.")
-    model_options: Options = _options("An argument of the network, as name=value. May repeat.")
+    model_options: Options = field(
+        default_factory=dict, metadata=_about("An argument of the network, as name=value. May repeat.")
+    )
     data: str = _value("digits", "digits, mnist, fashion-mnist, cifar10, cifar100, or a folder of images.")
     image_size: int = _value(32, "Side to which the images of a folder are scaled and cropped.", low=1)
     method: str = _value("slbf", "slbf, legonet, binaryconnect, bwn, bnn, xnornet, or dense for none.")
     f1: str = _value("", "Depth of a shared filter over input channels, e.g. 1/2.")
     f2: str = _value("", "Shared filters over output channels, e.g. 1/4.")
-    method_options: Options = _options("A further option of the method, as name=value. May repeat.")
+    method_options: Options = field(
+        default_factory=dict, metadata=_about("A further option of the method, as name=value. May repeat.")
+    )
     keep: tuple[str, ...] = _value((), "Layers to leave as they are: a name, a glob or a layer type. May repeat.")
     init_from: str = _value("", "A finished dense run (folder or model.pt) from which to start.")
 
