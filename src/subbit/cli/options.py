@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from subbit.methods.base import Method
+    from subbit.nn.rules import Keep
 
 DENSE = "dense"  # the uncompressed network: the seventh row of every table
 
@@ -103,7 +104,7 @@ def parse_shape(text: str | None, *, model: str) -> tuple[int, ...]:
     return shape
 
 
-def parse_keep(patterns: Iterable[str] | None) -> list[str | type[nn.Module]]:
+def parse_keep(patterns: Iterable[str] | None) -> list[Keep]:
     """`--keep` values: layer types by their class name, anything else a name or glob."""
     from torch import nn
 

@@ -6,7 +6,6 @@ Every layer of the model ends either converted or kept with a reason; the decisi
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -101,7 +100,7 @@ def compress(
     conversion = Conversion(tuple(decisions))
     if any(d.method is not None and d.method.binary_input for d in decisions):
         conversion = _swap_rectifiers(model, reading, conversion, replacements)
-    compressed = _copy(model, replacements)
+    compressed = order.copied(model, replacements)
     setattr(compressed, _ATTRIBUTE, conversion)
     _warn(type(model).__name__, conversion)
     return compressed
@@ -340,26 +339,6 @@ def _swap_rectifiers(
         for d in conversion.decisions
     )
     return Conversion(decisions, tuple(notes))
-
-
-# ------------------------------------------------------------------------------------------------- the copy
-
-
-def _copy(model: nn.Module, replacements: dict[int, nn.Module]) -> nn.Module:
-    """A deep copy in which every reference to a replaced module, also one in a list or dict, is the replacement.
-
-    deepcopy takes what its memo holds instead of copying, so modules used twice stay one and dense weights that
-    are not needed are never copied.
-    """
-    try:
-        return copy.deepcopy(model, dict(replacements))
-    except SubbitError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"{type(model).__name__} cannot be copied ({error}): compress it before it is wrapped or hooked up, "
-            "and give it no tensors that are still part of an autograd graph"
-        ) from error
 
 
 def _warn(name: str, conversion: Conversion) -> None:

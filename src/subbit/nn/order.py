@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from subbit.errors import ModelError
 from subbit.methods.base import CompressedLayer
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -123,19 +124,38 @@ class Rectified:
     functional: tuple[str, ...]  # names of layers fed by a functional ReLU
 
 
+def replica(model: nn.Module) -> nn.Module:
+    """A copy that shares the parameters of `model` but nothing that a forward might change."""
+    return copied(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def copied(model: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
+    """A deep copy in which every reference to an object whose id is in `instead` leads to that object.
+
+    deepcopy takes what its memo holds instead of copying, wherever the reference is: in a list, in a dict, under two
+    names at once.
+    """
+    try:
+        return copy.deepcopy(model, dict(instead))
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be copied ({error}): use it before it is wrapped or hooked up, and give it "
+            "no tensors that are still part of an autograd graph"
+        ) from error
+
+
 def read(model: nn.Module) -> Reading:
-    """Trace a copy of `model`, which shares its parameters but nothing that a forward might change."""
-    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    replica = copy.deepcopy(model, shared).eval()
+    """Trace a copy of `model`."""
+    traced = replica(model).eval()
     optional = {
         name: parameter.default
-        for name, parameter in inspect.signature(replica.forward).parameters.items()
+        for name, parameter in inspect.signature(traced.forward).parameters.items()
         if parameter.default is not inspect.Parameter.empty
     }
     try:
-        return Reading(replica, _LayerTracer().trace(replica, concrete_args=optional))
+        return Reading(traced, _LayerTracer().trace(traced, concrete_args=optional))
     except Exception:  # user code under tracing may raise anything; the order of registration has to do then
-        return Reading(replica, None)
+        return Reading(traced, None)
 
 
 class _LayerTracer(fx.Tracer):
