@@ -116,7 +116,8 @@ def input_shape(example: Example) -> Shape:
             shape = tuple(int(size) for size in example)
         except (TypeError, ValueError):
             raise PackError(
-                f"example is {type(example).__name__}: give an input tensor with its batch, or a shape such as (3, 32, 32)"
+                f"example is {type(example).__name__}: give an input tensor with its batch, or a shape such as "
+                "(3, 32, 32)"
             ) from None
         if len(shape) == 4:  # a value has at most three dimensions beside the batch: this one counts it
             shape = shape[1:]

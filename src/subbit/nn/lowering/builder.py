@@ -156,9 +156,10 @@ class Builder:
         self.require(value == allowed, f"{name}={value!r} has no packed form: only {name}={allowed!r} is supported")
 
     def vector(self, tensor: Tensor | None, what: str) -> Float32 | None:
-        """A parameter as a flat array."""
-        if tensor is None:
-            return None
+        """A parameter as a flat array, if there is one."""
+        return None if tensor is None else self.numbers(tensor, what)
+
+    def numbers(self, tensor: Tensor, what: str) -> Float32:
         self.require(isinstance(tensor, Tensor), f"{what} depends on the input: only stored parameters are supported")
         values = as_float32(tensor).reshape(-1)
         self.require(bool(np.isfinite(values).all()), f"{what} contains NaN or infinity: the training diverged")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -148,7 +149,7 @@ def tensor_split(b: Builder, input: Value, indices_or_sections: Any, dim: int = 
         sizes = [small + (i < larger) for i in range(indices_or_sections)]
     else:
         edges = [0, *indices_or_sections, total]
-        sizes = [stop - start for start, stop in zip(edges, edges[1:], strict=False)]
+        sizes = [stop - start for start, stop in pairwise(edges)]
     return _cuts(b, input, axis, sizes)
 
 
@@ -233,7 +234,7 @@ def _index(b: Builder, x: Value, dim: int, item: Any) -> tuple[Value, int]:
         return b.slice(x, dim, taken.start, taken.stop, taken.step), dim + 1
     if isinstance(item, int):
         return _select(b, x, dim, item), dim
-    indices = item.tolist() if isinstance(item, Tensor) and not item.dtype == torch.bool else item
+    indices = item.tolist() if isinstance(item, Tensor) and item.dtype != torch.bool else item
     simple = isinstance(indices, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in indices)
     b.require(simple, "an index that is not made of numbers, slices and stored lists of numbers has no packed form")
     return _gather(b, x, dim, indices), dim + 1

@@ -1,4 +1,4 @@
-"""Element-wise operations: activations, arithmetic with values, constants and numbers, and what is the identity in eval mode."""
+"""Element-wise operations: activations, arithmetic, and what is the identity in eval mode."""
 
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ def glu(b: Builder, input: Value, dim: int = -1) -> Value:
 
 
 def prelu(b: Builder, input: Value, weight: Tensor) -> Value:
-    slope = b.vector(weight, "slope")
-    assert slope is not None
+    slope = b.numbers(weight, "slope")
     return b.emit(PReLU(inputs=(input.id,), name=b.name, slope=slope), input.shape)
 
 
@@ -88,8 +87,8 @@ def clamp(b: Builder, input: Value, min: Any = None, max: Any = None) -> Value:
     if numbers and min is not None and max is not None:
         return activation(b, input, "hardtanh", min, max)
     if min is not None:
-        input = activation(b, input, "relu") if numbers and min == 0 else binary("max")(b, input, min)
-    return input if max is None else binary("min")(b, input, max)
+        input = activation(b, input, "relu") if numbers and min == 0 else combine(b, "max", input, min)
+    return input if max is None else combine(b, "min", input, max)
 
 
 def clamp_min(b: Builder, input: Value, min: Any) -> Value:
@@ -104,11 +103,11 @@ def clamp_max(b: Builder, input: Value, max: Any) -> Value:
 
 
 def add(b: Builder, input: Operand, other: Operand, *, alpha: float = 1) -> Value:
-    return binary("add")(b, input, _times(b, other, alpha))
+    return combine(b, "add", input, _times(b, other, alpha))
 
 
 def sub(b: Builder, input: Operand, other: Operand, *, alpha: float = 1) -> Value:
-    return binary("sub")(b, input, _times(b, other, alpha))
+    return combine(b, "sub", input, _times(b, other, alpha))
 
 
 def rsub(b: Builder, input: Operand, other: Operand, *, alpha: float = 1) -> Value:
@@ -121,7 +120,7 @@ def rtruediv(b: Builder, input: Operand, other: Operand) -> Value:
 
 def div(b: Builder, input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Value:
     b.flag("rounding_mode", rounding_mode, None)
-    return binary("div")(b, input, other)
+    return combine(b, "div", input, other)
 
 
 def neg(b: Builder, input: Value) -> Value:
@@ -146,30 +145,33 @@ def square(b: Builder, input: Value) -> Value:
 
 
 def reciprocal(b: Builder, input: Value) -> Value:
-    return binary("div")(b, 1.0, input)
+    return combine(b, "div", 1.0, input)
 
 
 def lerp(b: Builder, input: Operand, end: Operand, weight: Operand) -> Value:
-    return add(b, input, binary("mul")(b, sub(b, end, input), weight))
+    return add(b, input, combine(b, "mul", sub(b, end, input), weight))
 
 
 def addcmul(b: Builder, input: Operand, tensor1: Operand, tensor2: Operand, *, value: float = 1) -> Value:
-    return add(b, input, binary("mul")(b, tensor1, tensor2), alpha=value)
+    return add(b, input, combine(b, "mul", tensor1, tensor2), alpha=value)
 
 
 Function = Literal["add", "sub", "mul", "div", "max", "min"]
 
 
-def binary(function: Function) -> Handler:
-    """Handler of an operation on two operands of which at least one is a value."""
+def combine(b: Builder, function: Function, input: Operand, other: Operand) -> Value:
+    """An operation on two operands of which at least one is a value."""
+    if isinstance(input, Value) and isinstance(other, Value):
+        return b.arithmetic(function, input, other)
+    if isinstance(input, Value):
+        return _with_constant(b, function, input, _numbers(b, other, input.rank))
+    assert isinstance(other, Value)
+    return _constant_first(b, function, _numbers(b, input, other.rank), other)
 
+
+def binary(function: Function) -> Handler:
     def handler(b: Builder, input: Operand, other: Operand) -> Value:
-        if isinstance(input, Value) and isinstance(other, Value):
-            return b.arithmetic(function, input, other)
-        if isinstance(input, Value):
-            return _with_constant(b, function, input, _numbers(b, other, input.rank))
-        assert isinstance(other, Value)
-        return _constant_first(b, function, _numbers(b, input, other.rank), other)
+        return combine(b, function, input, other)
 
     return handler
 
@@ -180,11 +182,12 @@ def _times(b: Builder, operand: Operand, factor: float) -> Operand:
     return b.scalar(operand, factor) if isinstance(operand, Value) else operand * factor
 
 
-def _numbers(b: Builder, operand: Tensor | float, rank: int) -> Float32:
+def _numbers(b: Builder, operand: Operand, rank: int) -> Float32:
     """A constant operand as an array that broadcasts against values of `rank`, both without the batch."""
     if isinstance(operand, Tensor):
         return b.without_batch(operand, rank)
-    b.require(isinstance(operand, int | float), f"arithmetic with {type(operand).__name__} has no packed form")
+    if not isinstance(operand, int | float):
+        raise b.error(f"arithmetic with {type(operand).__name__} has no packed form")
     return np.array(operand, np.float32)
 
 
@@ -194,7 +197,7 @@ def _with_constant(b: Builder, function: Function, x: Value, numbers: Float32) -
     if channels is not None and function in ("add", "sub"):
         return b.affine(x, shift=channels if function == "add" else -channels)
     if channels is not None and function in ("mul", "div"):
-        return b.affine(x, scale=channels if function == "mul" else 1 / channels)
+        return b.affine(x, scale=channels if function == "mul" else np.float32(1) / channels)
     return b.arithmetic(function, x, b.constant(_aligned(numbers, x.rank)))
 
 
@@ -233,13 +236,9 @@ def dropout(b: Builder, input: Value, p: float = 0.5, training: bool = True, inp
 
 
 ELEMENTWISE: dict[str, Handler] = {
-    **{
-        name: simple(kind)
-        for name, kind in {
-            "relu": "relu", "relu6": "relu6", "sigmoid": "sigmoid", "hardsigmoid": "hard_sigmoid", "silu": "silu",
-            "hardswish": "hard_swish", "tanh": "tanh", "sign": "sign", "abs": "abs", "absolute": "abs", "mish": "mish",
-        }.items()
-    },
+    "relu": simple("relu"), "relu6": simple("relu6"), "sigmoid": simple("sigmoid"), "silu": simple("silu"),
+    "hardsigmoid": simple("hard_sigmoid"), "hardswish": simple("hard_swish"), "tanh": simple("tanh"),
+    "sign": simple("sign"), "abs": simple("abs"), "absolute": simple("abs"), "mish": simple("mish"),
     "leaky_relu": leaky_relu, "rrelu": rrelu, "hardtanh": hardtanh, "elu": elu, "selu": selu, "softplus": softplus,
     "gelu": gelu, "softsign": softsign, "tanhshrink": tanhshrink, "glu": glu, "prelu": prelu,
     "clamp": clamp, "clip": clamp, "clamp_min": clamp_min, "clamp_max": clamp_max,

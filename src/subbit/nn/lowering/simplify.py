@@ -113,8 +113,7 @@ def numbered(graph: Graph) -> tuple[tuple[Op, ...], int, dict[int, fx.Node]]:
     for value in sorted(graph.ops):
         op = graph.ops[value]
         op = replace(op, inputs=tuple(place[i] for i in op.inputs))
-        for part in _stored_form(op, len(ops), graph.shapes[value]):
-            ops.append(part)
+        ops += _stored_form(op, len(ops), graph.shapes[value])
         place[value] = len(ops)
         if value in graph.origins:
             origins[len(ops)] = graph.origins[value]
@@ -161,7 +160,7 @@ def fold_affine_behind(graph: Graph, value: int, op: Op) -> bool:
     """
     if not isinstance(op, Affine):
         return False
-    layer = graph.source(op, (Conv, Linear, Affine))  # type: ignore[type-abstract]
+    layer = graph.source(op, (Conv, Linear, Affine))
     if isinstance(layer, Conv | Affine) or (isinstance(layer, Linear) and len(graph.shapes[value]) == 1):
         scale, shift = _compose(layer.scale, layer.shift, op)
         graph.absorb(value, replace(layer, scale=scale, shift=shift))
@@ -239,7 +238,7 @@ def _channel_sums(weight: Weight, groups: int, per_input: Float32) -> Float32:
 
 
 def _per_input_channel(shape: Shape, groups: int, per_input: Float32) -> Float32:
-    """A number per input channel, spread over a weight (c_out, c_in/groups, *kernel): filters of group g read its channels."""
+    """A number per input channel, spread over a weight: the filters of group g read the channels of group g."""
     c_out, depth = shape[:2]
     spread = per_input.reshape(groups, 1, depth).repeat(c_out // groups, axis=1).reshape(c_out, depth)
     return spread.reshape(c_out, depth, *[1] * (len(shape) - 2))

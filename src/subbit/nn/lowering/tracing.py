@@ -147,12 +147,12 @@ class ShapedTracer(fx.Tracer):
         node.meta[PATH] = self.current[-1] if self.current else ("", "")
         return node
 
-    def _evaluate(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = map_aggregate(args, _on_meta), map_aggregate(kwargs, _on_meta)  # type: ignore[assignment]
+    def _evaluate(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = map_aggregate(args, _on_meta), map_aggregate(kwargs, _on_meta)
         if kind == "call_module":
             layer = self.root.get_submodule(target)
             assert isinstance(layer, CompressedLayer)
-            return layer.plain(*args, torch.empty(layer.weight_shape, device="meta"), **kwargs)
+            return layer.plain(args[0], torch.empty(layer.weight_shape, device="meta"))
         if kind == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         return target(*args, **kwargs)
@@ -241,8 +241,8 @@ def _check_inputs(model: nn.Module) -> None:
     required = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
     if len(required) > 1:
         raise PackError(
-            f"{type(model).__name__} takes {len(required)} inputs ({', '.join(required)}): supported are models with one "
-            "input tensor; wrap it in a module that fixes the others"
+            f"{type(model).__name__} takes {len(required)} inputs ({', '.join(required)}): supported are models with "
+            "one input tensor; wrap it in a module that fixes the others"
         )
 
 
@@ -281,21 +281,18 @@ def _single_output(result: Any, key: OutputKey) -> Any:
 def _named_outputs(result: Any) -> dict[str, Any]:
     if isinstance(result, fx.Proxy | Tensor):
         return {"0": result}
-    if isinstance(result, dict):
-        items = result.items()
-    elif hasattr(result, "_asdict"):
-        items = result._asdict().items()
+    if hasattr(result, "_asdict"):  # a named tuple
+        result = result._asdict()
     elif isinstance(result, list | tuple):
-        items = enumerate(result)
-    else:
-        return {}
+        result = dict(enumerate(result))
+    items = result.items() if isinstance(result, dict) else ()
     return {str(k): v for k, v in items if isinstance(v, fx.Proxy | Tensor)}
 
 
 def _trace_message(tracer: ShapedTracer, error: Exception) -> str:
     where = describe(*(tracer.current[-1] if tracer.current else ("", "")))
     return (
-        f"{where} cannot be packed: its forward {error if isinstance(error, TypeError) else repr(error)}. Packing runs the "
-        "model once with known shapes and unknown values, in eval mode; change the forward, or wrap the model in a "
-        "module without this part"
+        f"{where} cannot be packed: its forward {error if isinstance(error, TypeError) else repr(error)}. Packing runs "
+        "the model once with known shapes and unknown values, in eval mode; change the forward, or wrap the model in "
+        "a module without this part"
     )

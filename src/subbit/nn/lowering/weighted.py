@@ -1,4 +1,4 @@
-"""Convolutions, linear layers and normalisations. Each handler has the signature of the torch function it stands for."""
+"""Convolutions, linear layers and normalisations; a handler has the signature of the torch function it stands for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def linear(b: Builder, input: Value, weight: Any, bias: Tensor | None = None) ->
 def matmul(b: Builder, input: Any, other: Any) -> Value:
     b.require(
         isinstance(input, Value) and isinstance(other, Tensor) and other.dim() == 2,
-        "a product of two values that depend on the input has no packed form: supported is a value times a stored matrix",
+        "a product of two computed values has no packed form: supported is a value times a stored matrix",
     )
     return _linear(b, input, b.weight_record(other.t().contiguous()), None)
 
@@ -85,19 +85,17 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Value:
-    b.require(
-        not training and running_mean is not None and running_var is not None,
-        "normalises with the statistics of the batch; supported is BatchNorm with running statistics "
-        "(track_running_stats=True)",
-    )
-    mean = np.asarray(b.vector(running_mean, "running_mean"), np.float64)
-    variance = np.asarray(b.vector(running_var, "running_var"), np.float64)
-    scale = 1 / np.sqrt(variance + eps)
+    if training or running_mean is None or running_var is None:
+        raise b.error(
+            "normalises with the statistics of the batch; supported is BatchNorm with running statistics "
+            "(track_running_stats=True)"
+        )
+    scale = 1 / np.sqrt(b.numbers(running_var, "running_var").astype(np.float64) + eps)
     if weight is not None:
-        scale = scale * b.vector(weight, "weight")
-    shift = -mean * scale
+        scale = scale * b.numbers(weight, "weight")
+    shift = -b.numbers(running_mean, "running_mean").astype(np.float64) * scale
     if bias is not None:
-        shift = shift + b.vector(bias, "bias")
+        shift = shift + b.numbers(bias, "bias")
     return b.affine(input, scale.astype(np.float32), shift.astype(np.float32))
 
 
