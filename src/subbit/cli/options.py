@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,7 +77,8 @@ def build_method(
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}: {_choices(name, [*METHODS, DENSE])}")
     config = METHODS[name]
-    _check_options(name, given, known=[f.name for f in fields(config)] if is_dataclass(config) else ())
+    has = {f.name for f in fields(config)}  # type: ignore[arg-type]  # every method is a dataclass
+    _check_options(name, given, known=[key for key in options if key in has])
     return config(**given)
 
 
