@@ -188,10 +188,8 @@ def _write_names(ops: Iterable[Conv | Linear]) -> bytes:
     """Front-coded: how many bytes a name shares with the one before, then what follows."""
     writer = Writer("f32")
     before = b""
-    names = [op.name.encode() for op in ops]
+    names = [_text_bytes(op.name, MAX_NAME, "module path") for op in ops]
     for name in names if any(names) else ():
-        if len(name) > MAX_NAME:
-            raise PackError(f"module path {name.decode()!r} is longer than {MAX_NAME} bytes")
         shared = 0
         while shared < min(len(name), len(before)) and name[shared] == before[shared]:
             shared += 1
@@ -226,9 +224,7 @@ def _write_metadata(program: Program) -> bytes:
         raise PackError(f"{len(program.labels)} labels, at most {MAX_LABELS} are possible")
     writer.uint(len(program.labels))
     for label in program.labels:
-        data = label.encode()
-        if len(data) > MAX_LABEL:
-            raise PackError(f"label {label[:40]!r}… is longer than {MAX_LABEL} bytes")
+        data = _text_bytes(label, MAX_LABEL, "label")
         writer.uint(len(data))
         writer.program += data
     writer.where = "preprocessing"
@@ -277,6 +273,16 @@ def _read_bytes(reader: Reader, longest: int) -> bytes:
 
 def _text(data: bytes, where: str) -> str:
     try:
-        return data.decode()
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{where}: text that is not UTF-8") from error
+    if "\0" in text:
+        raise FormatError(f"{where}: text with a NUL")
+    return text
+
+
+def _text_bytes(text: str, longest: int, what: str) -> bytes:
+    data = text.encode()
+    if len(data) > longest or 0 in data:
+        raise PackError(f"{what} {text[:60]!r}: at most {longest} bytes of UTF-8 without NUL are possible")
+    return data

@@ -24,4 +24,6 @@ MAX_BLOCKS: Final = 2**22  # c_out · k of a layer
 MAX_NAME: Final = 255  # bytes
 MAX_LABELS: Final = 2**16
 MAX_LABEL: Final = 1023  # bytes
+MIN_FACTOR: Final = 2.0**-24  # of an upsampling
+MAX_FACTOR: Final = 2.0**24
 MAX_UINT: Final = 2**31 - 1  # any integer of the program section

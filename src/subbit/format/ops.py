@@ -18,7 +18,7 @@ import numpy as np
 
 from subbit import bits, records
 from subbit.errors import FormatError, ModelError, PackError
-from subbit.format.limits import MAX_BLOCKS, MAX_DIM, MAX_FILTERS, MAX_INPUTS, MAX_RANK, MAX_WEIGHTS
+from subbit.format.limits import MAX_BLOCKS, MAX_DIM, MAX_FACTOR, MAX_FILTERS, MAX_INPUTS, MAX_RANK, MAX_WEIGHTS, MIN_FACTOR
 from subbit.format.stream import Reader, Writer
 from subbit.records import Binary, Dense, Op, Shape, Stacked, Weight
 from subbit.selection import fixed_selection
@@ -156,7 +156,20 @@ def _channels(part: Literal["scales", "rest"]) -> Codec:
 
 def _write_factor(writer: Writer, factor: tuple[float, float]) -> None:
     for value in factor:
+        if not _possible_factor(value):
+            raise PackError(f"{writer.where}: an upsampling factor of {value}")
         writer.real(value, "<d")
+
+
+def _read_factor(reader: Reader) -> tuple[float, float]:
+    factor = reader.real("<d"), reader.real("<d")
+    if not all(map(_possible_factor, factor)):
+        raise FormatError(f"{reader.where}: upsampling factors of {factor}")
+    return factor
+
+
+def _possible_factor(value: float) -> bool:
+    return value == 0 or MIN_FACTOR <= value <= MAX_FACTOR
 
 
 def _write_offsets(writer: Writer, offsets: tuple[int, ...]) -> None:
@@ -175,7 +188,7 @@ DIMS = Codec(_write_dims, _read_dims)
 SHAPE = Codec(_write_shape, _read_shape)
 ARRAY = Codec(_write_array, lambda reader: reader.reals(reader.dims(_read_rank(reader))))
 VECTOR = Codec(_write_vector, _read_vector)
-FACTOR = Codec(_write_factor, lambda reader: (reader.real("<d"), reader.real("<d")))
+FACTOR = Codec(_write_factor, _read_factor)
 
 
 # ---------------------------------------------------------------------------------------------- weights

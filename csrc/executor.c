@@ -1,0 +1,103 @@
+/* Runs a plan: one image, one operation after the other, all memory inside the context's arena. */
+#include "kernels/portable.h"
+
+#include <string.h>
+
+typedef struct run {
+    const sb_model *model;
+    uint8_t *arena;
+    bool fused; /* convolutions apply the activation behind them */
+} run;
+
+static float *value_at(const run *r, int32_t value) { return (float *)(r->arena + r->model->plan.values[value].offset); }
+
+static const float *input_at(const run *r, int32_t value) {
+    const float *constant = r->model->plan.values[value].constant;
+    return constant ? constant : value_at(r, value);
+}
+
+/* (rows, columns) to (columns, rows) */
+static void transpose(const float *in, int32_t rows, int32_t columns, float *out) {
+    for (int32_t c = 0; c < columns; c++)
+        for (int32_t r = 0; r < rows; r++) *out++ = in[(size_t)r * (size_t)columns + (size_t)c];
+}
+
+static size_t rounded_floats(size_t count) {
+    const size_t step = SB_ALIGNMENT / sizeof(float);
+    return (count + step - 1) / step * step;
+}
+
+static void run_conv(const run *r, const sb_op *op, const sb_step *step, const float *in, float *out) {
+    sb_conv conv = *step->conv;
+    uint8_t *scratch = r->arena + step->scratch;
+    if (!r->fused) conv.then.kind = SB_NONE;
+    if (op->code == SB_OP_CONV || conv.width == 1) {
+        conv.kernel->run(&conv, in, out, scratch);
+        return;
+    }
+    /* a fully connected layer over rows: channels first, then back; the plan put the room behind the scratch */
+    const size_t own = conv.kernel->scratch_size ? conv.kernel->scratch_size(&conv) : 0;
+    float *columns = (float *)scratch + rounded_floats((own + sizeof(float) - 1) / sizeof(float));
+    float *results = columns + rounded_floats((size_t)conv.channels * (size_t)conv.width);
+    transpose(in, conv.width, conv.channels, columns);
+    conv.kernel->run(&conv, columns, results, scratch);
+    transpose(results, conv.weight.out, conv.width, out);
+}
+
+static void concat(const run *r, const sb_op *op, const sb_shape *to, float *out) {
+    size_t outer = 1;
+    for (int32_t d = 0; d < op->dim; d++) outer *= (size_t)to->dims[d];
+    for (size_t o = 0; o < outer; o++) {
+        for (int32_t i = 0; i < op->input_count; i++) {
+            const size_t count = sb_elements(&r->model->plan.values[op->inputs[i]].shape) / outer;
+            memcpy(out, input_at(r, op->inputs[i]) + o * count, sizeof(float) * count);
+            out += count;
+        }
+    }
+}
+
+static void run_op(const run *r, int32_t number) {
+    const sb_model *model = r->model;
+    const sb_op *op = &model->program.ops[number];
+    const sb_step *step = &model->plan.steps[number];
+    if (step->alias || (step->fused && r->fused)) return;
+    const int32_t first = op->inputs[0]; /* only constants have no input, and they are aliases */
+    const sb_shape *from = &model->plan.values[first].shape, *to = &model->plan.values[number + 1].shape;
+    const float *in = input_at(r, first);
+    float *out = value_at(r, number + 1);
+    switch (op->code) {
+        case SB_OP_CONV:
+        case SB_OP_LINEAR: run_conv(r, op, step, in, out); break;
+        case SB_OP_AFFINE: sb_affine_op(&model->kernels, op, to, in, out); break;
+        case SB_OP_ACTIVATION: model->kernels.function(op->function, in, out, sb_elements(to)); break;
+        case SB_OP_PRELU: sb_prelu(op, to, in, out); break;
+        case SB_OP_POOL: model->kernels.pool(&step->pool, in, out); break;
+        case SB_OP_ADAPTIVE_POOL: sb_adaptive_pool(op, from, to, in, out); break;
+        case SB_OP_MEAN: sb_mean(op, from, in, out); break;
+        case SB_OP_ARITHMETIC: {
+            const sb_shape *other = &model->plan.values[op->inputs[1]].shape;
+            sb_broadcast(&model->kernels, (sb_arithmetic)op->arithmetic, from, in, other, input_at(r, op->inputs[1]), to,
+                         out);
+            break;
+        }
+        case SB_OP_CONCAT: concat(r, op, to, out); break;
+        case SB_OP_SLICE: sb_slice(op, from, to, in, out); break;
+        case SB_OP_PERMUTE: sb_permute(op, from, to, in, out); break;
+        case SB_OP_LAYER_NORM: sb_layer_norm(op, to, in, out); break;
+        case SB_OP_PAD: sb_pad(op, from, to, in, out); break;
+        case SB_OP_UPSAMPLE: sb_upsample(op, from, to, in, out); break;
+        case SB_OP_SOFTMAX: sb_softmax(op->dim, to, in, out); break;
+        default: break;
+    }
+}
+
+void sb_execute(const sb_context *context, sb_observer observer, void *user) {
+    const sb_model *model = context->model;
+    const run r = {model, context->arena, observer == NULL};
+    for (int32_t i = 0; i < model->program.op_count; i++) {
+        run_op(&r, i);
+        if (!observer) continue;
+        const sb_shape *shape = &model->plan.values[i + 1].shape;
+        observer(user, (size_t)i, input_at(&r, i + 1), shape->rank, shape->dims);
+    }
+}

@@ -1,0 +1,283 @@
+/* Which kernel runs each operation, and where each value lives.
+ *
+ * Values share one arena. A buffer lives from the operation that writes it to the last one that reads it; buffers are
+ * placed from the largest to the smallest, each at the lowest place that is free for as long as it lives. A reshape is
+ * its input under another name. Element-wise operations overwrite an input that nobody needs any more. An activation
+ * that is the only reader of a convolution is applied by the convolution. Scratch memory is a buffer that lives for
+ * one operation. */
+#include "program.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct buffer {
+    uint64_t size, offset;
+    int32_t first, last; /* operations, both included; the input is written by operation -1 */
+} buffer;
+
+enum { NO_BUFFER = -1 };
+
+typedef struct planner {
+    const sb_program *program;
+    const sb_kernels *kernels;
+    sb_heap *heap;
+    sb_heap work; /* freed when the plan is made */
+    sb_plan *plan;
+    sb_error *error;
+    int32_t *readers;   /* per value: how many operations read it */
+    int32_t *last_read; /* per value: the last of them, op_count for the result */
+    int32_t *buffer_of; /* per value */
+    int32_t *scratch_of; /* per operation */
+    buffer *buffers;
+    int32_t buffer_count;
+} planner;
+
+static uint64_t rounded(uint64_t bytes) { return (bytes + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT; }
+
+static sb_status out_of_memory(const planner *p, int32_t op) {
+    return sb_fail(p->error, SB_ERROR_MEMORY, op, "no memory, or over the limit of %llu bytes",
+                   (unsigned long long)p->heap->limit);
+}
+
+/* --------------------------------------------------------------------------------------------- kernels */
+
+static void consider(const sb_conv_kernel *const *list, sb_conv *conv, double *cheapest) {
+    for (; list && *list; list++) {
+        const double cost = (*list)->cost(conv);
+        if (cost >= 0 && (!conv->kernel || cost < *cheapest)) {
+            conv->kernel = *list;
+            *cheapest = cost;
+        }
+    }
+}
+
+static sb_status choose_kernel(planner *p, int32_t number, sb_conv *conv) {
+    double cheapest = 0;
+    consider(p->kernels->convs, conv, &cheapest);
+    consider(sb_kernels_portable.convs, conv, &cheapest);
+    const size_t size = conv->kernel->prepared_size ? conv->kernel->prepared_size(conv) : 0;
+    if (size) {
+        void *prepared = sb_alloc(p->heap, 1, size);
+        if (!prepared) return out_of_memory(p, number);
+        conv->kernel->prepare(conv, prepared);
+        conv->prepared = prepared;
+    }
+    return SB_OK;
+}
+
+static sb_status plan_conv(planner *p, int32_t number, sb_step *step) {
+    const sb_op *op = &p->program->ops[number];
+    const sb_shape *in = &p->plan->values[op->inputs[0]].shape;
+    const sb_shape *out = &p->plan->values[number + 1].shape;
+    sb_conv *conv = step->conv = sb_alloc(p->heap, 1, sizeof *conv);
+    if (!conv) return out_of_memory(p, number);
+    *conv = (sb_conv){.stride_h = 1, .stride_w = 1, .dilation_h = 1, .dilation_w = 1, .groups = 1, .height = 1,
+                      .out_height = 1, .weight = op->conv.weight, .then.kind = SB_NONE};
+    if (op->code == SB_OP_LINEAR) {
+        conv->channels = in->dims[in->rank - 1];
+        conv->width = conv->out_width = (int32_t)(sb_elements(in) / (size_t)conv->channels);
+    } else {
+        conv->channels = in->dims[0];
+        conv->height = in->rank == 3 ? in->dims[1] : 1;
+        conv->width = in->dims[in->rank - 1];
+        conv->out_height = out->rank == 3 ? out->dims[1] : 1;
+        conv->out_width = out->dims[out->rank - 1];
+        conv->stride_h = op->conv.stride[0];
+        conv->stride_w = op->conv.stride[1];
+        conv->pad_top = op->conv.padding[0];
+        conv->pad_left = op->conv.padding[2];
+        conv->dilation_h = op->conv.dilation[0];
+        conv->dilation_w = op->conv.dilation[1];
+        conv->groups = op->conv.groups;
+    }
+    return choose_kernel(p, number, conv);
+}
+
+static void plan_pool(const planner *p, int32_t number, sb_pool *pool) {
+    const sb_op *op = &p->program->ops[number];
+    const sb_shape *in = &p->plan->values[op->inputs[0]].shape;
+    const sb_shape *out = &p->plan->values[number + 1].shape;
+    *pool = (sb_pool){
+        .average = op->pool.average, .count_include_pad = op->pool.count_include_pad, .divisor = op->pool.divisor,
+        .channels = in->dims[0],
+        .height = in->rank == 3 ? in->dims[1] : 1, .width = in->dims[in->rank - 1],
+        .out_height = out->rank == 3 ? out->dims[1] : 1, .out_width = out->dims[out->rank - 1],
+        .kernel_h = op->pool.kernel[0], .kernel_w = op->pool.kernel[1],
+        .stride_h = op->pool.stride[0], .stride_w = op->pool.stride[1],
+        .pad_top = op->pool.padding[0], .pad_left = op->pool.padding[1],
+        .pad_bottom = op->pool.padding[0], .pad_right = op->pool.padding[1],
+        .dilation_h = op->pool.dilation[0], .dilation_w = op->pool.dilation[1]};
+}
+
+/* Bytes that an operation needs while it runs. A fully connected layer over several rows is a 1 x 1 convolution
+ * between two transpositions, which stand behind the kernel's own scratch. */
+static uint64_t scratch_size(const planner *p, int32_t number) {
+    const sb_conv *conv = p->plan->steps[number].conv;
+    if (!conv) return 0;
+    uint64_t size = conv->kernel->scratch_size ? rounded(conv->kernel->scratch_size(conv)) : 0;
+    if (p->program->ops[number].code == SB_OP_LINEAR && conv->width > 1) {
+        size += rounded(sizeof(float) * (uint64_t)conv->channels * (uint64_t)conv->width);
+        size += rounded(sizeof(float) * (uint64_t)conv->weight.out * (uint64_t)conv->width);
+    }
+    return size;
+}
+
+static sb_status choose_kernels(planner *p) {
+    for (int32_t i = 0; i < p->program->op_count; i++) {
+        sb_step *step = &p->plan->steps[i];
+        const uint8_t code = p->program->ops[i].code;
+        if (code == SB_OP_POOL) plan_pool(p, i, &step->pool);
+        if (code != SB_OP_CONV && code != SB_OP_LINEAR) continue;
+        const sb_status status = plan_conv(p, i, step);
+        if (status) return status;
+    }
+    return SB_OK;
+}
+
+/* -------------------------------------------------------------------------------------------- lifetimes */
+
+static void count_readers(planner *p) {
+    for (int32_t value = 0; value <= p->program->op_count; value++) p->last_read[value] = value - 1;
+    for (int32_t i = 0; i < p->program->op_count; i++) {
+        for (int32_t j = 0; j < p->program->ops[i].input_count; j++) {
+            p->readers[p->program->ops[i].inputs[j]]++;
+            p->last_read[p->program->ops[i].inputs[j]] = i;
+        }
+    }
+    p->readers[p->program->output]++;
+    p->last_read[p->program->output] = p->program->op_count;
+}
+
+static int32_t new_buffer(planner *p, uint64_t size, int32_t first) {
+    p->buffers[p->buffer_count] = (buffer){.size = rounded(size), .first = first, .last = first};
+    return p->buffer_count++;
+}
+
+/* May operation `number` write over its input `which`? */
+static bool can_overwrite(const planner *p, int32_t number, int32_t which) {
+    const sb_op *op = &p->program->ops[number];
+    const int32_t value = op->inputs[which];
+    const int32_t own = p->buffer_of[value];
+    if (own == NO_BUFFER || p->buffers[own].last > number) return false;
+    if (sb_elements(&p->plan->values[value].shape) != sb_elements(&p->plan->values[number + 1].shape)) return false;
+    if (op->code != SB_OP_ARITHMETIC) return true;
+    /* the other operand may be the same memory only if it is walked through in the same way */
+    const int32_t other = op->inputs[1 - which];
+    return p->buffer_of[other] != own || other == value;
+}
+
+static bool is_elementwise(uint8_t code) {
+    return code == SB_OP_ACTIVATION || code == SB_OP_AFFINE || code == SB_OP_PRELU || code == SB_OP_SOFTMAX ||
+           code == SB_OP_LAYER_NORM || code == SB_OP_ARITHMETIC;
+}
+
+/* An activation is fused when it alone reads the output of a convolution. */
+static bool fuse(planner *p, int32_t number) {
+    const sb_op *op = &p->program->ops[number];
+    const int32_t value = op->inputs[0];
+    if (op->code != SB_OP_ACTIVATION || value == 0 || p->readers[value] != 1) return false;
+    sb_conv *conv = p->plan->steps[value - 1].conv;
+    if (!conv) return false;
+    conv->then = op->function;
+    return true;
+}
+
+static void assign_buffer(planner *p, int32_t number) {
+    const sb_op *op = &p->program->ops[number];
+    sb_step *step = &p->plan->steps[number];
+    sb_value *value = &p->plan->values[number + 1];
+    int32_t own = NO_BUFFER;
+    if (op->code == SB_OP_CONSTANT) {
+        value->constant = op->constant.value;
+        step->alias = true;
+    } else if (op->code == SB_OP_RESHAPE) {
+        value->constant = p->plan->values[op->inputs[0]].constant;
+        own = p->buffer_of[op->inputs[0]];
+        step->alias = true;
+    } else {
+        step->fused = fuse(p, number);
+        if (step->fused) own = p->buffer_of[op->inputs[0]];
+        for (int32_t i = 0; own == NO_BUFFER && is_elementwise(op->code) && i < op->input_count; i++)
+            if (can_overwrite(p, number, i)) own = p->buffer_of[op->inputs[i]];
+        if (own == NO_BUFFER) own = new_buffer(p, sizeof(float) * sb_elements(&value->shape), number);
+    }
+    p->buffer_of[number + 1] = own;
+    if (own != NO_BUFFER && p->buffers[own].last < p->last_read[number + 1])
+        p->buffers[own].last = p->last_read[number + 1];
+    const uint64_t scratch = scratch_size(p, number);
+    p->scratch_of[number] = scratch ? new_buffer(p, scratch, number) : NO_BUFFER;
+}
+
+/* --------------------------------------------------------------------------------------------- placement */
+
+static int larger_first(const void *left, const void *right) {
+    const buffer *a = *(buffer *const *)left, *b = *(buffer *const *)right;
+    if (a->size != b->size) return a->size < b->size ? 1 : -1;
+    return a->first < b->first ? -1 : a->first > b->first ? 1 : a < b ? -1 : 1;
+}
+
+static sb_status place_buffers(planner *p) {
+    const int32_t count = p->buffer_count;
+    buffer **order = sb_alloc(&p->work, (uint64_t)count, sizeof(buffer *));
+    buffer **placed = sb_alloc(&p->work, (uint64_t)count, sizeof(buffer *)); /* by offset */
+    if (!order || !placed) return out_of_memory(p, -1);
+    for (int32_t i = 0; i < count; i++) order[i] = &p->buffers[i];
+    qsort(order, (size_t)count, sizeof *order, larger_first);
+    uint64_t arena = 0;
+    for (int32_t i = 0; i < count; i++) {
+        uint64_t offset = 0;
+        for (int32_t j = 0; j < i; j++) {
+            const buffer *other = placed[j];
+            if (other->last < order[i]->first || other->first > order[i]->last) continue;
+            if (other->offset >= offset + order[i]->size) break; /* the gap before it is wide enough */
+            if (other->offset + other->size > offset) offset = other->offset + other->size;
+        }
+        order[i]->offset = offset;
+        if (offset + order[i]->size > arena) arena = offset + order[i]->size;
+        if (arena > SB_MAX_ARENA)
+            return sb_fail(p->error, SB_ERROR_LIMIT, -1, "more than %llu bytes of working memory",
+                           (unsigned long long)SB_MAX_ARENA);
+        int32_t position = i;
+        for (; position > 0 && placed[position - 1]->offset > offset; position--) placed[position] = placed[position - 1];
+        placed[position] = order[i];
+    }
+    p->plan->arena = (size_t)arena;
+    return SB_OK;
+}
+
+static sb_status make_plan(planner *p) {
+    const uint64_t ops = (uint64_t)p->program->op_count;
+    sb_plan *plan = p->plan;
+    plan->values = sb_alloc(p->heap, ops + 1, sizeof *plan->values);
+    plan->steps = sb_alloc(p->heap, ops, sizeof *plan->steps);
+    p->readers = sb_alloc(&p->work, ops + 1, sizeof(int32_t));
+    p->last_read = sb_alloc(&p->work, ops + 1, sizeof(int32_t));
+    p->buffer_of = sb_alloc(&p->work, ops + 1, sizeof(int32_t));
+    p->scratch_of = sb_alloc(&p->work, ops, sizeof(int32_t));
+    p->buffers = sb_alloc(&p->work, 2 * ops + 1, sizeof(buffer));
+    if (!plan->values || !plan->steps || !p->readers || !p->last_read || !p->buffer_of || !p->scratch_of || !p->buffers)
+        return out_of_memory(p, -1);
+    sb_status status = sb_infer_shapes(p->program, plan->values, p->error);
+    if (!status) status = choose_kernels(p);
+    if (status) return status;
+    count_readers(p);
+    p->buffer_of[0] = new_buffer(p, sizeof(float) * sb_elements(&p->program->input), -1);
+    p->buffers[0].last = p->last_read[0];
+    for (int32_t i = 0; i < p->program->op_count; i++) assign_buffer(p, i);
+    status = place_buffers(p);
+    if (status) return status;
+    for (int32_t i = 0; i <= p->program->op_count; i++)
+        if (p->buffer_of[i] != NO_BUFFER) plan->values[i].offset = (size_t)p->buffers[p->buffer_of[i]].offset;
+    for (int32_t i = 0; i < p->program->op_count; i++)
+        if (p->scratch_of[i] != NO_BUFFER) plan->steps[i].scratch = (size_t)p->buffers[p->scratch_of[i]].offset;
+    return SB_OK;
+}
+
+sb_status sb_plan_program(const sb_program *program, const sb_kernels *kernels, sb_heap *heap, sb_plan *plan,
+                          sb_error *error) {
+    planner p = {.program = program, .kernels = kernels, .heap = heap, .plan = plan, .error = error};
+    p.work.limit = heap->limit;
+    const sb_status status = make_plan(&p);
+    sb_free_all(&p.work);
+    return status;
+}

@@ -1,0 +1,186 @@
+/* A parsed program, its plan, and what the files of the core share. docs/format.md describes the file. */
+#ifndef SUBBIT_PROGRAM_H
+#define SUBBIT_PROGRAM_H
+
+#include "kernels.h"
+#include "subbit.h"
+
+/* Limits of the format; src/subbit/format/limits.py has the same. */
+#define SB_MAJOR 1
+#define SB_MINOR 0
+#define SB_HEADER_SIZE 32
+#define SB_CHECKED_FROM 16
+#define SB_MAX_FILE UINT32_MAX
+#define SB_MAX_OPS 16384
+#define SB_MAX_INPUTS 4096
+#define SB_MAX_DIM (1 << 24)
+#define SB_MAX_ELEMENTS (1 << 28)
+#define SB_MAX_WEIGHTS (1 << 30)
+#define SB_MAX_FILTERS (1 << 16)
+#define SB_MAX_BLOCKS (1 << 22)
+#define SB_MAX_NAME 255
+#define SB_MAX_LABELS (1 << 16)
+#define SB_MAX_LABEL 1023
+#define SB_MIN_FACTOR 0x1p-24 /* of an upsampling */
+#define SB_MAX_FACTOR 0x1p24
+#define SB_MAX_ARENA ((uint64_t)1 << 32)
+
+/* ------------------------------------------------------------------------------------------------ errors */
+
+/* Fills `error` (which may be NULL) and returns `status`. */
+sb_status sb_fail(sb_error *error, sb_status status, int32_t op, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 4, 5)))
+#endif
+    ;
+
+/* ------------------------------------------------------------------------------------------------ memory */
+
+/* All memory of a model: every allocation goes through here and is counted, headers and all. */
+typedef struct sb_heap {
+    void *blocks;
+    uint64_t bytes;
+    uint64_t limit; /* 0: none */
+} sb_heap;
+
+/* Zeroed memory aligned to SB_ALIGNMENT, its size rounded up to it; NULL when there is none. */
+void *sb_alloc(sb_heap *heap, uint64_t count, uint64_t size);
+void sb_free_all(sb_heap *heap);
+
+/* --------------------------------------------------------------------------------------------- operations */
+
+typedef struct sb_shape {
+    int32_t rank;
+    int32_t dims[SB_MAX_RANK];
+} sb_shape;
+
+static inline size_t sb_elements(const sb_shape *shape) {
+    size_t count = 1;
+    for (int32_t i = 0; i < shape->rank; i++) count *= (size_t)shape->dims[i];
+    return count;
+}
+
+typedef enum sb_opcode {
+    SB_OP_CONV = 1, SB_OP_LINEAR, SB_OP_AFFINE, SB_OP_ACTIVATION, SB_OP_PRELU, SB_OP_POOL, SB_OP_ADAPTIVE_POOL,
+    SB_OP_MEAN, SB_OP_ARITHMETIC, SB_OP_CONSTANT, SB_OP_CONCAT, SB_OP_SLICE, SB_OP_RESHAPE, SB_OP_PERMUTE,
+    SB_OP_LAYER_NORM, SB_OP_PAD, SB_OP_UPSAMPLE, SB_OP_SOFTMAX, SB_OP_END
+} sb_opcode;
+
+typedef enum sb_pad_mode { SB_PAD_CONSTANT, SB_PAD_REFLECT, SB_PAD_REPLICATE, SB_PAD_CIRCULAR, SB_PAD_MODES } sb_pad_mode;
+
+typedef struct sb_op {
+    uint8_t code; /* sb_opcode */
+    int32_t input_count;
+    const int32_t *inputs; /* values, all written before this operation */
+    const char *name;
+    union {
+        struct {
+            sb_weight weight;
+            int32_t stride[2], padding[4], dilation[2], groups; /* padding: top, bottom, left, right */
+        } conv; /* and Linear, which has the weight alone */
+        struct {
+            const float *scale, *shift; /* NULL: ones, zeros */
+            int32_t scale_count, shift_count;
+            int32_t dim; /* of LayerNorm */
+            float eps;   /* of LayerNorm */
+        } affine;        /* and LayerNorm */
+        sb_function function;
+        struct {
+            const float *slope;
+            int32_t count;
+        } prelu;
+        struct {
+            bool average, ceil_mode, count_include_pad;
+            int32_t kernel[2], stride[2], padding[2], dilation[2], divisor;
+            int32_t output[2]; /* of AdaptivePool; 0 keeps the size of the input */
+        } pool;
+        struct {
+            int32_t count, dims[SB_MAX_RANK];
+            bool keepdim;
+        } dims; /* Mean, Permute */
+        uint8_t arithmetic;
+        struct {
+            sb_shape shape;
+            const float *value;
+        } constant;
+        int32_t dim; /* Concat, Softmax */
+        struct {
+            int32_t dim, start, stop, step;
+        } slice;
+        sb_shape shape; /* Reshape; one entry may be -1 */
+        struct {
+            uint8_t mode;
+            int32_t amounts[4];
+            float value;
+        } pad;
+        struct {
+            bool bilinear, align_corners;
+            int32_t output[2]; /* 0: floor(input * factor) */
+            double factor[2];  /* 0: none was given */
+        } upsample;
+    };
+} sb_op;
+
+typedef struct sb_program {
+    sb_shape input;
+    int32_t op_count, output; /* value that is the result */
+    sb_op *ops;
+    size_t label_count;
+    const char **labels;
+    sb_preprocessing preprocessing;
+} sb_program;
+
+/* Reads a whole file into `program`, with everything allocated from `heap`. A pure function of the bytes, and the only
+ * code that trusts nothing it reads: behind it every count, index and number has been checked. */
+sb_status sb_parse(const uint8_t *bytes, size_t size, sb_heap *heap, sb_program *program, sb_error *error);
+
+/* -------------------------------------------------------------------------------------------------- plan */
+
+typedef struct sb_value {
+    sb_shape shape;
+    size_t offset;         /* in the arena, bytes */
+    const float *constant; /* instead of a place in the arena */
+} sb_value;
+
+typedef struct sb_step {
+    bool alias;       /* its value is its input in another shape: nothing to do */
+    bool fused;       /* an activation that the convolution before it already applied */
+    size_t scratch;   /* offset in the arena, bytes */
+    sb_conv *conv;    /* Conv, Linear */
+    sb_pool pool;     /* Pool */
+} sb_step;
+
+typedef struct sb_plan {
+    sb_value *values; /* op_count + 1 */
+    sb_step *steps;   /* op_count */
+    size_t arena;     /* bytes */
+} sb_plan;
+
+/* Shapes, kernels, prepared weights and a place for every value. */
+sb_status sb_plan_program(const sb_program *program, const sb_kernels *kernels, sb_heap *heap, sb_plan *plan,
+                          sb_error *error);
+
+/* The shape that each operation gives: checks that the operations fit each other. `values` has op_count + 1 entries. */
+sb_status sb_infer_shapes(const sb_program *program, sb_value *values, sb_error *error);
+
+struct sb_model {
+    sb_heap heap;
+    sb_program program;
+    sb_plan plan;
+    sb_kernels kernels;
+};
+
+struct sb_context {
+    const sb_model *model;
+    uint8_t *arena; /* aligned */
+};
+
+/* Runs the plan on the input that is already in the arena. `observer` may be NULL. */
+void sb_execute(const sb_context *context, sb_observer observer, void *user);
+
+/* -------------------------------------------------------------------------------------------- dispatch */
+
+/* The kernels for `isa` (NULL: the best), with every gap of the row filled by the portable kernel. */
+sb_status sb_select_kernels(const char *isa, sb_kernels *kernels, sb_error *error);
+
+#endif
