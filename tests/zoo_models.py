@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo_mobile import (
+from tests.zoo_mobile import (
     CLASSES,
     ConvNeXt,
     MNASNet,
