@@ -206,13 +206,21 @@ class CompressedLayer(nn.Module):
         module.bias = None if self.bias is None else nn.Parameter(self.bias.detach().clone())
         return module.train(self.training)
 
-    def constrain(self) -> None:
-        """Bring latent weights back into their bounds, in place; every forward in training mode begins with it."""
-
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.constrain()
         return self.plain(self.receive(x), self.effective_weight(), self.bias)
+
+    def bounded(self, latent: nn.Parameter, values: Tensor) -> Tensor:
+        """`values`, computed from `latent` without gradient, with a gradient that reaches `latent` unchanged.
+
+        In training mode `latent` itself takes the values: so latent weights are brought back into their bounds
+        by whoever uses them, and no call can be forgotten. Nothing in the graph refers to `latent`'s memory, so
+        a module may be used twice, recomputed by checkpointing, or compiled (`.data` is the form of this update
+        that torch.compile keeps).
+        """
+        result = values + (latent - latent.detach())
+        if self.training:
+            latent.data.copy_(values)
+        return result
 
     def receive(self, x: Tensor) -> Tensor:
         """The input as the method sees it: its signs, with the gradient gated at |x| ≤ 1, or itself."""

@@ -7,7 +7,7 @@ NeurIPS 2015.
     ∂L/∂W = ∂L/∂W_b          unchanged
     W ← clip(W, −1, 1)       after every step of the optimiser
 
-Where this departs from the paper: W is clipped at the start of the next forward in training mode instead of after the
+Where this departs from the paper: W is clipped when the next forward in training mode uses it instead of after the
 step. Nothing reads W in between, so training is the same, and there is no call to forget. The paper's stochastic
 binarisation is left out, as in its own best runs on CIFAR-10.
 """
@@ -59,12 +59,8 @@ class BinaryConnectLayer(CompressedLayer):
     def make_parameters(self, dtype: torch.dtype, device: torch.device) -> None:
         self.latent = new_parameter(self.weight_shape, dtype, device)
 
-    @torch.no_grad()
-    def constrain(self) -> None:
-        self.latent.clamp_(-1, 1)
-
     def effective_weight(self) -> Tensor:
-        return estimator(self.method.estimator)(self.latent)
+        return estimator(self.method.estimator)(self.bounded(self.latent, self.latent.detach().clamp(-1, 1)))
 
     def record(self) -> Binary:
         return Binary(as_signs(self.latent))

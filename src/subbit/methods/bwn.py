@@ -9,8 +9,8 @@ Rastegari et al., "XNOR-Net: ImageNet Classification Using Binary Convolutional 
 The first term is the gradient through α, the second that of the sign (estimator "clipped").
 
 Options of the original code, off by default: before it binarises, it centres each filter over its input channels
-(`centre`) and clips the latent weights to [−1, 1] (`clamp`). Both change the latent weights themselves and happen at
-the start of a forward in training mode. The gate is closed at |W| = 1, so that clipped weights can come back.
+(`centre`) and clips the latent weights to [−1, 1] (`clamp`). Both change the latent weights themselves, whenever they
+are used in training mode. The gate is closed at |W| = 1, so that clipped weights can come back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from subbit.methods.base import (
     check_flags,
     new_parameter,
 )
-from subbit.nn.estimators import ESTIMATORS, estimator
+from subbit.nn.estimators import ESTIMATORS, estimator, signs
 from subbit.records import Binary
 
 
@@ -65,28 +65,26 @@ class BWNLayer(CompressedLayer):
     def make_parameters(self, dtype: torch.dtype, device: torch.device) -> None:
         self.latent = new_parameter(self.weight_shape, dtype, device)
 
-    @torch.no_grad()
-    def constrain(self) -> None:
-        if self.method.centre:
-            self.latent.sub_(self.latent.mean(1, keepdim=True))
-        if self.method.clamp:
-            self.latent.clamp_(-1, 1)
-
     def effective_weight(self) -> Tensor:
-        signs = estimator(self.method.estimator)(self.latent)
-        return signs * self._scale(signs).reshape(-1, *[1] * (signs.ndim - 1))
-
-    def _scale(self, signs: Tensor) -> Tensor:
-        # mean |W| as the mean of W·sign(W), which keeps the signs for the backward pass and not the latent weight
-        return (self.latent * signs.detach()).flatten(1).mean(1)
+        latent: Tensor = self.latent
+        if self.method.centre or self.method.clamp:
+            latent = self.bounded(self.latent, self._constrained())
+        binary = estimator(self.method.estimator)(latent)
+        return binary * _scale(latent, binary).reshape(-1, *[1] * (binary.ndim - 1))
 
     def record(self) -> Binary:
-        signs = estimator(self.method.estimator)(self.latent)
-        return Binary(as_signs(self.latent), as_float32(self._scale(signs)))
+        latent = self._constrained()
+        return Binary(as_signs(latent), as_float32(_scale(latent, signs(latent))))
+
+    def _constrained(self) -> Tensor:
+        latent = self.latent.detach()
+        if self.method.centre:
+            latent = latent - latent.mean(1, keepdim=True)
+        return latent.clamp(-1, 1) if self.method.clamp else latent
 
     def bank_signs(self) -> Tensor:
         """The signs of the weights as they stand, True for +1."""
-        return self.latent.detach() >= 0
+        return self._constrained() >= 0
 
     def start_random(self) -> None:
         # |W| uniform in 0 … r makes α = r/2, and α² has to be 2/fan_in for activations to keep their scale
@@ -95,6 +93,11 @@ class BWNLayer(CompressedLayer):
 
     def start_dense(self, weight: Tensor) -> None:
         self.latent.copy_(weight)  # α·sign(W) is the nearest there is to W
+
+
+def _scale(latent: Tensor, binary: Tensor) -> Tensor:
+    """α (c_out,): mean |W|, as the mean of W·sign(W)."""
+    return (latent * binary.detach()).flatten(1).mean(1)
 
 
 class BWNConv1d(LikeConv1d, BWNLayer):

@@ -51,8 +51,6 @@ class XNORNetLayer(BWNLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.method.input_scale:
             return super().forward(x)
-        if self.training:
-            self.constrain()
         y = self.plain(self.receive(x), self.effective_weight()) * self._input_scale(x)
         return y if self.bias is None else y + self.bias.reshape(-1, *[1] * (len(self.weight_shape) - 2))
 
