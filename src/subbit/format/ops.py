@@ -18,7 +18,16 @@ import numpy as np
 
 from subbit import bits, records
 from subbit.errors import FormatError, ModelError, PackError
-from subbit.format.limits import MAX_BLOCKS, MAX_DIM, MAX_FACTOR, MAX_FILTERS, MAX_INPUTS, MAX_RANK, MAX_WEIGHTS, MIN_FACTOR
+from subbit.format.limits import (
+    MAX_BLOCKS,
+    MAX_DIM,
+    MAX_FACTOR,
+    MAX_FILTERS,
+    MAX_INPUTS,
+    MAX_RANK,
+    MAX_WEIGHTS,
+    MIN_FACTOR,
+)
 from subbit.format.stream import Reader, Writer
 from subbit.records import Binary, Dense, Op, Shape, Stacked, Weight
 from subbit.selection import fixed_selection

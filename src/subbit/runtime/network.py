@@ -1,0 +1,230 @@
+"""A packed network as a function of arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import byref, c_int32, c_void_p
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from subbit.errors import FormatError, InputError
+from subbit.records import Float32, Preprocessing, Shape
+from subbit.runtime.library import MAX_RANK, CorePreprocessing, Error, Observer, check, library, open_model
+
+
+class Operation(NamedTuple):
+    """One operation of a loaded network."""
+
+    kind: str  # the name of its record: "Conv", "Pool", …
+    name: str  # path of the module it came from, "" where the file has none
+    kernel: str  # the kernel that the core chose, "" where there is no choice
+    shape: Shape  # of its value, without batch
+
+
+def load(
+    file: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    *,
+    input_shape: Shape | None = None,
+    isa: str | None = None,
+) -> Network:
+    """A network from a `.sbit` file or its bytes.
+
+        net = subbit.load("net.sbit")
+        net = subbit.load("net.sbit", input_shape=(3, 256, 256))     # another picture size, where the network allows it
+
+    `isa` forces a row of the kernel table ("portable", "avx2", …); by default the best one of this machine runs,
+    or the one that $SUBBIT_ISA names.
+    """
+    if isinstance(file, bytes | bytearray | memoryview):
+        return Network(bytes(file), input_shape=input_shape, isa=isa)
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise FormatError(f"cannot read {os.fspath(file)!r}: {error.strerror or error}") from error
+    return Network(data, input_shape=input_shape, isa=isa, source=os.fspath(file))
+
+
+class Network:
+    """A loaded network. Calls are thread-safe and release the GIL; use `load` to make one."""
+
+    def __init__(
+        self, data: bytes, *, input_shape: Shape | None = None, isa: str | None = None, source: str = "network"
+    ) -> None:
+        self._data = data  # used in place by the core
+        self._arguments = (input_shape, isa, source)
+        address = np.frombuffer(data, np.uint8).ctypes.data if data else ctypes.addressof(ctypes.c_char())
+        self._model = open_model(address, len(data), input_shape, isa, source)
+        self._free: list[c_void_p] = []  # contexts that nobody uses at the moment
+        self._lock = threading.Lock()
+        self._workers: tuple[int, ThreadPoolExecutor] | None = None
+        weakref.finalize(self, _close, self._model, self._free, data)
+        core = library()
+        self.input_shape: Shape = self._shape(core.sb_input_shape)
+        self.output_shape: Shape = self._shape(core.sb_output_shape)
+        self.isa: str = core.sb_isa(self._model).decode()
+        self.labels: tuple[str, ...] = tuple(
+            core.sb_label(self._model, i).decode() for i in range(core.sb_label_count(self._model))
+        )
+        self.preprocessing: Preprocessing | None = self._preprocessing()
+
+    def __repr__(self) -> str:
+        return f"Network({self._arguments[2]!r}, {self.input_shape} -> {self.output_shape}, {self.isa})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._data, *self._arguments)
+
+    def __call__(self, x: Any, *, threads: int = 1) -> Float32:
+        """Outputs of a batch (N, *input_shape) or of one input without batch.
+
+        `x` is a float array, or anything that turns into one (`__array__`, DLPack). A batch is spread over `threads`.
+        """
+        batch, single = self._batch(x)
+        out = np.empty((len(batch), *self.output_shape), np.float32)
+        if threads < 1:
+            raise InputError(f"threads={threads}: at least one is needed")
+        parts = min(threads, len(batch))
+        if parts <= 1:
+            self._run(batch, out)
+        else:
+            bounds = [len(batch) * i // parts for i in range(parts + 1)]
+            slices = [slice(*bounds[i : i + 2]) for i in range(parts)]
+            jobs = [self._pool(threads).submit(self._run, batch[part], out[part]) for part in slices[1:]]
+            self._run(batch[slices[0]], out[slices[0]])
+            for job in jobs:
+                job.result()
+        return out[0] if single else out
+
+    def predict(self, x: Any, *, threads: int = 1) -> NDArray[np.int64]:
+        """The class of each input: where the output is largest along its first dimension."""
+        out = self(x, threads=threads)
+        if not self.output_shape:
+            raise InputError("predict needs an output with a dimension of classes, this network gives single numbers")
+        return np.asarray(out.argmax(axis=-len(self.output_shape)), dtype=np.int64)
+
+    def values(self, x: Any) -> list[Float32]:
+        """What every operation computes, in order, without the fusions of a normal run."""
+        batch, single = self._batch(x)
+        operations = self.operations
+        stacks = [np.empty((len(batch), *operation.shape), np.float32) for operation in operations]
+        image = 0
+
+        def observe(_: Any, op: int, value: Any, rank: int, shape: Any) -> None:
+            flat = np.ctypeslib.as_array(value, (stacks[op][image].size,))
+            stacks[op][image] = flat.reshape(stacks[op].shape[1:])
+
+        observer = Observer(observe)
+        context = self._take()
+        try:
+            for image in range(len(batch)):
+                library().sb_run_observed(context, batch[image].ctypes.data, None, observer, None)
+        finally:
+            self._give(context)
+        return [stack[0] if single else stack for stack in stacks]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        core = library()
+        return tuple(
+            Operation(
+                core.sb_op_kind(self._model, i).decode(),
+                core.sb_op_name(self._model, i).decode(),
+                core.sb_op_kernel(self._model, i).decode(),
+                self._shape(lambda model, dims, value=i + 1: core.sb_value_shape(model, value, dims)),
+            )
+            for i in range(core.sb_op_count(self._model))
+        )
+
+    @property
+    def memory(self) -> int:
+        """Bytes taken to load this network and run it in one thread: the file, the core's tables, one context."""
+        return len(self._data) + int(library().sb_memory(self._model))
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _shape(self, ask: Any) -> Shape:
+        dims = (c_int32 * MAX_RANK)()
+        rank = ask(self._model, dims)
+        return tuple(dims[:rank])
+
+    def _preprocessing(self) -> Preprocessing | None:
+        stored = CorePreprocessing()
+        library().sb_get_preprocessing(self._model, byref(stored))
+        if stored.channels == 0:
+            return None
+        mean, std = (tuple(map(float, numbers[: stored.channels])) for numbers in (stored.mean, stored.std))
+        return Preprocessing(mean, std, (stored.height, stored.width))
+
+    def _batch(self, x: Any) -> tuple[Float32, bool]:
+        """`x` as contiguous float32 (N, *input_shape), and whether it came without N."""
+        array = _as_array(x)
+        if array.dtype.kind in "iub":
+            raise InputError(
+                f"input of dtype {array.dtype}: the network takes floats; scale and normalise first, for pictures "
+                "(x / 255 - mean) / std"
+            )
+        if array.dtype.kind != "f":
+            raise InputError(f"input of dtype {array.dtype}: float32, float64 and float16 are possible")
+        single = array.shape == self.input_shape
+        if not single and array.shape[1:] != self.input_shape:
+            raise InputError(
+                f"input of shape {array.shape}: this network takes (N, {', '.join(map(str, self.input_shape))}); "
+                "load(file, input_shape=...) opens it for another size"
+            )
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as in PyTorch
+            batch = np.ascontiguousarray(array[None] if single else array, dtype=np.float32)
+        return batch, single
+
+    def _run(self, batch: Float32, out: Float32) -> None:
+        context = self._take()
+        try:
+            library().sb_run(context, batch.ctypes.data, len(batch), out.ctypes.data)
+        finally:
+            self._give(context)
+
+    def _take(self) -> c_void_p:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        context, error = c_void_p(), Error()
+        check(library().sb_context_create(self._model, byref(context), byref(error)), error, self._arguments[2])
+        return context
+
+    def _give(self, context: c_void_p) -> None:
+        with self._lock:
+            self._free.append(context)
+
+    def _pool(self, threads: int) -> ThreadPoolExecutor:
+        """Workers beside the calling thread, kept for the next call and replaced when more are asked for."""
+        with self._lock:
+            if self._workers is None or self._workers[0] < threads:
+                self._workers = threads, ThreadPoolExecutor(threads - 1, thread_name_prefix="subbit")
+            return self._workers[1]
+
+
+def _as_array(x: Any) -> NDArray[Any]:
+    try:
+        if not hasattr(x, "__array__") and hasattr(x, "__dlpack__"):
+            return np.from_dlpack(x)
+        return np.asarray(x)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise InputError(
+            f"{type(x).__name__} does not turn into an array: {error}; for a tensor pass x.detach().cpu().float()"
+        ) from error
+
+
+def _rebuild(data: bytes, input_shape: Shape | None, isa: str | None, source: str) -> Network:
+    return Network(data, input_shape=input_shape, isa=isa, source=source)
+
+
+def _close(model: c_void_p, contexts: list[c_void_p], data: bytes) -> None:
+    """Free the core's side; `data` is an argument so that the bytes outlive the model."""
+    for context in contexts:
+        library().sb_context_destroy(context)
+    library().sb_close(model)
