@@ -141,7 +141,7 @@ static void bench(const sb_kernels *row, const sb_conv_kernel *kernel, const Lay
     void *scratch = memory(kernel->scratch_size ? kernel->scratch_size(&conv) : 0);
     double best = 1e9;
     const double begin = now();
-    for (int i = 0; i < 20 || now() - begin < 0.2; i++) {
+    for (int i = 0; i < 20 || now() - begin < 1.0; i++) {
         const double start = now();
         kernel->run(&conv, in, out, scratch);
         best = fmin(best, now() - start);

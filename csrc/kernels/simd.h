@@ -26,6 +26,10 @@
 #endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define NEVER_INLINE __attribute__((noinline)) /* stages that a profile should tell apart */
+
+/* Keeps the compiler from looking behind a computed pointer and folding it into the instructions that use it. */
+#define HIDE(pointer) __asm__("" : "+r"(pointer))
 
 /* floatN is aligned, floatN_u may start at any float. Both may alias arrays of floats. */
 #define DECLARE_VECTOR(n)                                                                                              \
@@ -57,8 +61,7 @@ DECLARE_LIMITS(8, _mm256_max_ps, _mm256_min_ps)
 DECLARE_LIMITS(16, _mm512_max_ps, _mm512_min_ps)
 #endif
 #else
-ALWAYS_INLINE float4 choose4(word4 mask, float4 yes, float4 no)
-{
+ALWAYS_INLINE float4 choose4(word4 mask, float4 yes, float4 no) {
     return (float4)((mask & (word4)yes) | (~mask & (word4)no));
 }
 ALWAYS_INLINE float4 at_least4(float4 v, float4 low) { return choose4(v < low, low, v); }
@@ -90,8 +93,7 @@ PARTIAL(16, __mmask16, _mm512_maskz_loadu_ps, _mm512_mask_storeu_ps)
 PARTIAL(8, __mmask8, _mm256_maskz_loadu_ps, _mm256_mask_storeu_ps)
 PARTIAL(4, __mmask8, _mm_maskz_loadu_ps, _mm_mask_storeu_ps)
 #elif LANES == 8
-ALWAYS_INLINE word8 lanes_between8(int begin, int end)
-{
+ALWAYS_INLINE word8 lanes_between8(int begin, int end) {
     const word8 lane = {0, 1, 2, 3, 4, 5, 6, 7};
     return (lane >= begin) & (lane < end);
 }
@@ -107,15 +109,13 @@ ALWAYS_INLINE word8 lanes_between8(int begin, int end)
 PARTIAL(8, , _mm256_maskload_ps, _mm256_maskstore_ps)
 PARTIAL(4, _mm256_castsi256_si128, _mm_maskload_ps, _mm_maskstore_ps)
 #else
-ALWAYS_INLINE float4 load_part4(const float *p, int begin, int end)
-{
+ALWAYS_INLINE float4 load_part4(const float *p, int begin, int end) {
     float part[4] = {0};
     for (int lane = begin; lane < end; lane++)
         part[lane] = p[lane];
     return load4(part);
 }
-ALWAYS_INLINE void store_part4(float *p, float4 v, int begin, int end)
-{
+ALWAYS_INLINE void store_part4(float *p, float4 v, int begin, int end) {
     for (int lane = begin; lane < end; lane++)
         p[lane] = v[lane];
 }
@@ -125,12 +125,10 @@ ALWAYS_INLINE void store_part4(float *p, float4 v, int begin, int end)
 
 /* Even and odd elements of the 2·LANES floats (a, b): the two column phases of a stride of 2. */
 #if LANES == 16
-ALWAYS_INLINE vfloat even_lanes(vfloat a, vfloat b)
-{
+ALWAYS_INLINE vfloat even_lanes(vfloat a, vfloat b) {
     return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
 }
-ALWAYS_INLINE vfloat odd_lanes(vfloat a, vfloat b)
-{
+ALWAYS_INLINE vfloat odd_lanes(vfloat a, vfloat b) {
     return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 #elif LANES == 8
@@ -144,14 +142,12 @@ ALWAYS_INLINE vfloat odd_lanes(vfloat a, vfloat b) { return __builtin_shufflevec
 /* The pixels of a row moved by `lanes` (> 0: to higher lanes), `select` being the lane selection that does it:
  * select[l] < LANES takes that lane of v, LANES and above a lane of its neighbour in the row. */
 #if LANES == 16
-ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes)
-{
+ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes) {
     (void)lanes;
     return (vfloat)_mm512_permutex2var_ps(v, _mm512_loadu_si512(select), neighbour);
 }
 #elif LANES == 8
-ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes)
-{
+ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes) {
     (void)lanes;
     const __m256i from = _mm256_loadu_si256((const __m256i *)select);
     const __m256 from_neighbour = _mm256_castsi256_ps(_mm256_slli_epi32(from, 28)); /* bit 3 to the sign */
@@ -159,8 +155,7 @@ ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *sele
                                     from_neighbour);
 }
 #else
-ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes)
-{
+ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes) {
     (void)select;
     switch (lanes) { /* rows are never narrower than a register here: plain shifts are enough */
     case 1: return __builtin_shufflevector(neighbour, v, 3, 4, 5, 6);

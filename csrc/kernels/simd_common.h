@@ -7,8 +7,7 @@
 #define CYCLES_PER_NANOSECOND 3.0 /* of the core that costs are estimated for */
 
 /* Takes the next `bytes` of scratch memory; only counts them where there is no memory yet. */
-static void *carve(uint8_t *memory, size_t *used, size_t bytes)
-{
+static void *carve(uint8_t *memory, size_t *used, size_t bytes) {
     void *taken = memory ? memory + *used : NULL;
     *used += (bytes + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT;
     return taken;
@@ -17,26 +16,23 @@ static void *carve(uint8_t *memory, size_t *used, size_t bytes)
 /* ReLU and its relatives are limits, and cost nothing where a kernel stores its result anyway. */
 typedef struct {
     float low, high;
-} Clamp;
+} limits;
 
-static bool is_clamp(sb_function f)
-{
+static bool is_clamp(sb_function f) {
     return f.kind == SB_NONE || f.kind == SB_RELU || f.kind == SB_RELU6 || f.kind == SB_HARDTANH;
 }
 
-static Clamp clamp_of(sb_function f)
-{
+static limits clamp_of(sb_function f) {
     switch (f.kind) {
-    case SB_RELU: return (Clamp){0, INFINITY};
-    case SB_RELU6: return (Clamp){0, 6};
-    case SB_HARDTANH: return (Clamp){f.a, f.b};
-    default: return (Clamp){-INFINITY, INFINITY};
+    case SB_RELU: return (limits){0, INFINITY};
+    case SB_RELU6: return (limits){0, 6};
+    case SB_HARDTANH: return (limits){f.a, f.b};
+    default: return (limits){-INFINITY, INFINITY};
     }
 }
 
 /* The function that follows a convolution, where it is not a clamp. */
-static void apply_rest(const sb_conv *conv, float *out)
-{
+static void apply_rest(const sb_conv *conv, float *out) {
     if (!is_clamp(conv->then))
         simd_function(conv->then, out, out, (size_t)conv->weight.out * conv->out_height * conv->out_width);
 }

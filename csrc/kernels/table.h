@@ -15,7 +15,7 @@
  *   slot = 2·LANES   | segment 0, row r, left half || right half |   two registers per row step
  *
  * so that a step in y is always a whole register and never misaligns. A step in x is a shift of the *accumulators*,
- * done once per filter and column of taps (see TableStep). Zero padding in x comes with the shift, in y with rows of
+ * done once per filter and column of taps (see table_step). Zero padding in x comes with the shift, in y with rows of
  * zeros in the table. Strides split the input into phases (row mod stride, column mod stride), each a plane of
  * its own in the table, in which a tap again is a plain offset.
  */
@@ -41,7 +41,7 @@ typedef struct {
     int row, column; /* input row and column of table row 0, lane 0, for the output pixel (0, 0) */
     int rows;        /* table rows */
     int first;       /* index of its first vector */
-} TablePlane;
+} table_plane;
 
 /* Columns of taps that read at the same lane offset.
  *
@@ -56,9 +56,9 @@ typedef struct {
     int repeats;                     /* shifts wider than a register are done in several */
     int taps;                        /* how many taps are looked up before the shift */
     bool park, unpark;               /* after the shift */
-} TableStep;
+} table_step;
 
-typedef struct Table {
+typedef struct table_plan {
     int lanes, slot, vectors, rows;    /* vectors: registers per row of a slot */
     int segments;                      /* per block: lanes / slot, at least 1 */
     int x_tiles, y_tiles, left, right; /* left, right: lanes of a slot lost to the halo between two tiles */
@@ -68,8 +68,8 @@ typedef struct Table {
     int max_list;                      /* longest list of filters */
     double cost;                       /* estimated cycles */
 
-    TableStep *steps;
-    TablePlane *planes;
+    table_step *steps;
+    table_plane *planes;
     int32_t *tap_vector;               /* per tap in order of the steps: vector offset into the table */
     int32_t *tap_source;               /* and its place in the stored filter, row · kernel_w + column */
     uint16_t *list;                    /* filters that block b of group g needs, */
@@ -77,16 +77,15 @@ typedef struct Table {
     uint16_t *map_slot;                /* (out, blocks): place of the filter in its block's list */
     uint16_t *place;                   /* (filters): used while the lists are made */
     uint8_t *nibbles;                  /* chunk, filter, tap, quad */
-} Table;
+} table_plan;
 
 /* Geometry for registers of `lanes` floats; false where the kernel cannot do this convolution. */
-bool table_lay_out(const sb_conv *conv, int lanes, Table *table);
+bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table);
 /* Bytes that `table_prepare` needs, and the table with everything it points to, in one piece of memory. */
 size_t table_prepared_size(const sb_conv *conv, int lanes);
 void table_prepare(const sb_conv *conv, int lanes, void *prepared);
 
-static inline int table_chunk_quads(const Table *table, int chunk)
-{
+static inline int table_chunk_quads(const table_plan *table, int chunk) {
     const int rest = table->quads - chunk * table->chunk_quads;
     return rest < table->chunk_quads ? rest : table->chunk_quads;
 }

@@ -13,19 +13,18 @@ typedef struct {
     ptrdiff_t source; /* from the first channel of the group */
     int32_t target;   /* in the staging area of one channel */
     int32_t count;    /* lanes behind it are zeros */
-} TableCopy;
+} pixel_copy;
 
 typedef struct {
     float *table;      /* [quad of the chunk][vector][entry][lane] */
     float *stage[2];   /* [channel of the quad][vector][lane] */
     float *maps;       /* [block of the unit][place in its list][row][vector][lane] */
     const float **map; /* [input block]: its first map, for the region that is merged */
-    TableCopy *copies;
+    pixel_copy *copies;
     int copies_count;
-} TableScratch;
+} table_scratch;
 
-static size_t carve_table_scratch(const sb_conv *conv, const Table *table, uint8_t *memory, TableScratch *scratch)
-{
+static size_t carve_table_scratch(const sb_conv *conv, const table_plan *table, uint8_t *memory, table_scratch *scratch) {
     const size_t registers = (size_t)table->rows * table->vectors;
     size_t used = 0;
     scratch->table = carve(memory, &used, (size_t)table->chunk_quads * table->table_vectors * VECTOR_FLOATS * 4);
@@ -43,13 +42,12 @@ static size_t carve_table_scratch(const sb_conv *conv, const Table *table, uint8
 typedef struct {
     int input_block, x, y; /* x, y: output pixel of lane 0, row 0 */
     int begin, end, rows;  /* lanes and rows that are output; none where there is no such region */
-} TableSegment;
+} table_segment;
 
-static TableSegment find_segment(const sb_conv *conv, const Table *table, int unit_of_group, int number)
-{
+static table_segment find_segment(const sb_conv *conv, const table_plan *table, int unit_of_group, int number) {
     const int region = unit_of_group * table->unit_regions + number / conv->weight.blocks;
     const int tile = region % table->x_tiles;
-    TableSegment segment = {
+    table_segment segment = {
         .input_block = number % conv->weight.blocks,
         .x = tile * (table->slot - table->left - table->right),
         .y = region / table->x_tiles * table->rows,
@@ -67,15 +65,14 @@ static TableSegment find_segment(const sb_conv *conv, const Table *table, int un
 /* ------------------------------------------------------------------------------------------------ build */
 
 /* Lists the copies that fill the staging area of a channel; what they leave out is padding and stays zero. */
-static void plan_copies(const sb_conv *conv, const Table *table, int unit_of_group, int block, TableScratch *scratch)
-{
+static void plan_copies(const sb_conv *conv, const table_plan *table, int unit_of_group, int block, table_scratch *scratch) {
     const int width = table->slot < LANES ? table->slot : LANES;
     const ptrdiff_t plane_size = (ptrdiff_t)conv->height * conv->width;
     scratch->copies_count = 0;
     for (int i = 0; i < table->segments; i++) {
-        const TableSegment segment = find_segment(conv, table, unit_of_group, block * table->segments + i);
+        const table_segment segment = find_segment(conv, table, unit_of_group, block * table->segments + i);
         for (int p = 0; segment.rows && p < table->planes_count; p++) {
-            const TablePlane *plane = &table->planes[p];
+            const table_plane *plane = &table->planes[p];
             for (int row = 0; row < plane->rows; row++) {
                 const int y = plane->row + (segment.y + row) * conv->stride_h;
                 for (int v = 0; y >= 0 && y < conv->height && v < table->vectors; v++) {
@@ -85,7 +82,7 @@ static void plan_copies(const sb_conv *conv, const Table *table, int unit_of_gro
                         continue;
                     if (count > width)
                         count = width;
-                    scratch->copies[scratch->copies_count++] = (TableCopy){
+                    scratch->copies[scratch->copies_count++] = (pixel_copy){
                         .source = (ptrdiff_t)segment.input_block * conv->weight.depth * plane_size +
                                   (ptrdiff_t)y * conv->width + x,
                         .target = (plane->first + row * table->vectors + v) * LANES + i * width * (width < LANES),
@@ -100,8 +97,7 @@ static void plan_copies(const sb_conv *conv, const Table *table, int unit_of_gro
 }
 
 /* `count` of the `width` lanes at target, read with a stride; full registers are the common case. */
-ALWAYS_INLINE void copy_pixels(float *target, const float *source, int count, const int width, int stride)
-{
+ALWAYS_INLINE void copy_pixels(float *target, const float *source, int count, const int width, int stride) {
     if (stride == 1 && count == width) {
 #if LANES >= 16
         if (width == 16)
@@ -132,19 +128,17 @@ ALWAYS_INLINE void copy_pixels(float *target, const float *source, int count, co
         target[lane] = source[(ptrdiff_t)lane * stride];
 }
 
-ALWAYS_INLINE void stage_channel(const TableScratch *scratch, const float *channel, float *stage, const int width,
-                                 int stride)
-{
+ALWAYS_INLINE void stage_channel(const table_scratch *scratch, const float *channel, float *stage, const int width,
+                                 int stride) {
     for (int i = 0; i < scratch->copies_count; i++) {
-        const TableCopy *copy = &scratch->copies[i];
+        const pixel_copy *copy = &scratch->copies[i];
         copy_pixels(stage + copy->target, channel + copy->source, copy->count, width, stride);
     }
 }
 
 /* The pixels of a quad as vectors. A quad at the end of a block may have fewer than four channels. */
-static void stage_quad(const sb_conv *conv, const Table *table, const TableScratch *scratch, const float *in, int quad,
-                       float *stage)
-{
+static NEVER_INLINE void stage_quad(const sb_conv *conv, const table_plan *table, const table_scratch *scratch, const float *in, int quad,
+                       float *stage) {
     const size_t plane_size = (size_t)conv->height * conv->width;
     const int channels_left = conv->weight.depth - quad * TABLE_QUAD;
     for (int c = 0; c < TABLE_QUAD; c++, stage += table->table_vectors * LANES) {
@@ -161,8 +155,7 @@ static void stage_quad(const sb_conv *conv, const Table *table, const TableScrat
 }
 
 /* All 16 signed sums of a quad; bit i of an entry's number is the sign of channel i. */
-static void combine_quad(const float *stage, float *table, int vectors)
-{
+static NEVER_INLINE void combine_quad(const float *stage, float *table, int vectors) {
     const size_t channel = (size_t)vectors * LANES;
     for (int v = 0; v < vectors; v++, stage += LANES, table += VECTOR_FLOATS) {
         const vfloat a = vload(stage), b = vload(stage + channel);
@@ -176,9 +169,8 @@ static void combine_quad(const float *stage, float *table, int vectors)
 }
 
 /* Staging runs one quad ahead, so that the sums do not wait for stores of narrower pieces. */
-static void build_chunk(const sb_conv *conv, const Table *table, const TableScratch *scratch, const float *in,
-                        int chunk)
-{
+static void build_chunk(const sb_conv *conv, const table_plan *table, const table_scratch *scratch, const float *in,
+                        int chunk) {
     const int first = chunk * table->chunk_quads, quads = table_chunk_quads(table, chunk);
     stage_quad(conv, table, scratch, in, first, scratch->stage[0]);
     for (int quad = 0; quad < quads; quad++) {
@@ -193,21 +185,20 @@ static void build_chunk(const sb_conv *conv, const Table *table, const TableScra
 
 /* What the look-ups of one chunk and block work on. */
 typedef struct {
-    const Table *table;
+    const table_plan *table;
     const float *sums;     /* the table itself */
     const uint8_t *nibbles;
     const uint16_t *list;  /* of filters */
     int listed, quads;
     float *maps;           /* [place in the list][register][lane] */
     bool first;            /* chunk: maps hold nothing yet */
-} LookUp;
+} look_up_job;
 
 /* Sums of `filters` filters, each over `registers` vectors of pixels: rows of `vectors` registers side by side.
  * All three are constants of the caller, so that every sum stays in a register. */
-ALWAYS_INLINE void look_up_filters(const LookUp *job, int position, const int filters, const int registers,
-                                   const int vectors)
-{
-    const Table *table = job->table;
+ALWAYS_INLINE void look_up_filters(const look_up_job *job, int position, const int filters, const int registers,
+                                   const int vectors) {
+    const table_plan *table = job->table;
     const int quads = job->quads, tap_bytes = table_tap_bytes(quads);
     const size_t quad_bytes = (size_t)table->table_vectors * TABLE_ENTRIES * ENTRY_BYTES;
     const uint8_t *nibbles[TABLE_MAX_VECTORS];
@@ -221,7 +212,7 @@ ALWAYS_INLINE void look_up_filters(const LookUp *job, int position, const int fi
         parked[i] = sum[i] = (vfloat){0};
 
     for (int s = 0; s < table->steps_count; s++) {
-        const TableStep *step = &table->steps[s];
+        const table_step *step = &table->steps[s];
         for (int tap = 0; tap < step->taps; tap++) {
             const uint8_t *entries = (const uint8_t *)job->sums + *tap_vector++ * (TABLE_ENTRIES * ENTRY_BYTES);
             uint64_t word[TABLE_MAX_VECTORS];
@@ -236,6 +227,7 @@ ALWAYS_INLINE void look_up_filters(const LookUp *job, int position, const int fi
 #pragma GCC unroll 8
                 for (int f = 0; f < filters; f++) {
                     const uint8_t *entry = entries + (word[f] & ENTRY_MASK);
+                    HIDE(entry); /* one address per nibble: base + index in every load would double the work of issue */
                     word[f] >>= 4;
 #pragma GCC unroll 8
                     for (int r = 0; r < registers; r++)
@@ -276,7 +268,7 @@ ALWAYS_INLINE void look_up_filters(const LookUp *job, int position, const int fi
 
 /* Blocks of few registers take several filters at once, or the additions would wait for each other. */
 #define DEFINE_LOOK_UP(registers, vectors, filters)                                                                    \
-    static void look_up_##registers##_##vectors(const LookUp *job)                                                     \
+    static void look_up_##registers##_##vectors(const look_up_job *job)                                                     \
     {                                                                                                                  \
         int position = 0;                                                                                              \
         for (; position + filters <= job->listed; position += filters)                                                 \
@@ -300,7 +292,7 @@ DEFINE_LOOK_UP(4, 4, 2)
 DEFINE_LOOK_UP(8, 4, 1)
 DEFINE_LOOK_UP(8, 8, 1)
 
-static void (*const look_ups[][TABLE_MAX_VECTORS + 1])(const LookUp *) = {
+static void (*const look_ups[][TABLE_MAX_VECTORS + 1])(const look_up_job *) = {
     [1] = {NULL, look_up_1_1, look_up_2_1, look_up_3_1, look_up_4_1, look_up_5_1, look_up_6_1, look_up_7_1,
            look_up_8_1},
     [2] = {[2] = look_up_2_2, [4] = look_up_4_2, [6] = look_up_6_2, [8] = look_up_8_2},
@@ -309,6 +301,23 @@ static void (*const look_ups[][TABLE_MAX_VECTORS + 1])(const LookUp *) = {
 };
 
 /* ------------------------------------------------------------------------------------------------ merge */
+
+/* Pixels of the output that a register, or one segment of it, goes to. */
+typedef struct {
+    size_t offset; /* of lane 0 in the plane of a channel */
+    int begin, end;
+} table_piece;
+
+static void find_pieces(const sb_conv *conv, const table_plan *table, const table_segment *segment, int width,
+                        table_piece *piece) {
+    for (int row = 0; row < segment->rows; row++)
+        for (int v = 0; v < table->vectors; v++, piece++) {
+            const int x = segment->x + v * width, begin = segment->begin - v * width, end = segment->end - v * width;
+            piece->offset = (size_t)(segment->y + row) * conv->out_width + x;
+            piece->begin = begin < 0 ? 0 : begin < width ? begin : width;
+            piece->end = end < piece->begin ? piece->begin : end < width ? end : width;
+        }
+}
 
 #define WIDTH 4
 #include "table_merge.h"
@@ -321,40 +330,37 @@ static void (*const look_ups[][TABLE_MAX_VECTORS + 1])(const LookUp *) = {
 #include "table_merge.h"
 #endif
 
-static void merge_unit(const sb_conv *conv, const Table *table, const TableScratch *scratch, int unit, float *out)
-{
+static void merge_unit(const sb_conv *conv, const table_plan *table, const table_scratch *scratch, int unit, float *out) {
     const int blocks = conv->weight.blocks, units = table->units / conv->groups;
     const size_t block_floats = (size_t)table->max_list * table->rows * table->vectors * LANES;
-    const Clamp clamp = clamp_of(conv->then);
     for (int region = 0; region < table->unit_regions; region++) {
-        const TableSegment segment = find_segment(conv, table, unit % units, region * blocks);
+        const table_segment segment = find_segment(conv, table, unit % units, region * blocks);
         for (int i = 0; i < blocks; i++) {
             const int number = region * blocks + i;
             scratch->map[i] = scratch->maps + number / table->segments * block_floats +
                               (table->segments > 1 ? number % table->segments * table->slot : 0);
         }
         if (table->slot >= LANES)
-            PASTE(merge_region, LANES)(conv, table, &segment, unit / units, scratch->map, clamp, out);
+            PASTE(merge_region, LANES)(conv, table, &segment, unit / units, scratch->map, out);
 #if LANES >= 16
         else if (table->slot == 8)
-            merge_region8(conv, table, &segment, unit / units, scratch->map, clamp, out);
+            merge_region8(conv, table, &segment, unit / units, scratch->map, out);
 #endif
         else
-            merge_region4(conv, table, &segment, unit / units, scratch->map, clamp, out);
+            merge_region4(conv, table, &segment, unit / units, scratch->map, out);
     }
 }
 
 /* --------------------------------------------------------------------------------------------------- run */
 
-static void run_unit(const sb_conv *conv, const Table *table, TableScratch *scratch, int unit, const float *in,
-                     float *out)
-{
+static void run_unit(const sb_conv *conv, const table_plan *table, table_scratch *scratch, int unit, const float *in,
+                     float *out) {
     const sb_weight *weight = &conv->weight;
     const int units = table->units / conv->groups, group = unit / units, registers = table->rows * table->vectors;
     const float *group_in = in + (size_t)group * weight->blocks * weight->depth * conv->height * conv->width;
     for (int block = 0; block < table->unit_blocks; block++) {
         const uint32_t *list = &table->list_begin[group * table->unit_blocks + block];
-        LookUp job = {
+        look_up_job job = {
             .table = table,
             .sums = scratch->table,
             .nibbles = table->nibbles,
@@ -374,9 +380,8 @@ static void run_unit(const sb_conv *conv, const Table *table, TableScratch *scra
     merge_unit(conv, table, scratch, unit, out);
 }
 
-static double table_cost(const sb_conv *conv)
-{
-    Table table;
+static double table_cost(const sb_conv *conv) {
+    table_plan table;
     return table_lay_out(conv, LANES, &table) ? table.cost / CYCLES_PER_NANOSECOND : -1;
 }
 
@@ -384,17 +389,15 @@ static size_t table_prepared_size_here(const sb_conv *conv) { return table_prepa
 
 static void table_prepare_here(const sb_conv *conv, void *prepared) { table_prepare(conv, LANES, prepared); }
 
-static size_t table_scratch_size(const sb_conv *conv)
-{
-    Table table;
-    TableScratch scratch;
+static size_t table_scratch_size(const sb_conv *conv) {
+    table_plan table;
+    table_scratch scratch;
     return table_lay_out(conv, LANES, &table) ? carve_table_scratch(conv, &table, NULL, &scratch) : 0;
 }
 
-static void table_run(const sb_conv *conv, const float *in, float *out, void *memory)
-{
-    const Table *table = conv->prepared;
-    TableScratch scratch;
+static void table_run(const sb_conv *conv, const float *in, float *out, void *memory) {
+    const table_plan *table = conv->prepared;
+    table_scratch scratch;
     carve_table_scratch(conv, table, memory, &scratch);
     for (int unit = 0; unit < table->units; unit++)
         run_unit(conv, table, &scratch, unit, in, out);

@@ -10,9 +10,8 @@
 #define AT_MOST PASTE(at_most, WIDTH)
 
 /* `pieces` neighbouring ones of channel t; successive pieces of a map are LANES apart. */
-ALWAYS_INLINE void PASTE(merge_pieces, WIDTH)(const sb_conv *conv, const Table *table, const float *const *map,
-                                              size_t t, int first, const int pieces, FLOATS *sum)
-{
+ALWAYS_INLINE void PASTE(merge_pieces, WIDTH)(const sb_conv *conv, const table_plan *table, const float *const *map,
+                                              size_t t, int first, const int pieces, FLOATS *sum) {
     const int k = conv->weight.blocks, registers = table->rows * table->vectors;
     const float *ratio = conv->weight.ratio ? conv->weight.ratio + t * k : NULL;
     const uint16_t *slot = table->map_slot + t * k;
@@ -26,17 +25,20 @@ ALWAYS_INLINE void PASTE(merge_pieces, WIDTH)(const sb_conv *conv, const Table *
     }
 }
 
-static void PASTE(merge_region, WIDTH)(const sb_conv *conv, const Table *table, const TableSegment *segment, int group,
-                                       const float *const *map, Clamp clamp, float *out)
-{
+static NEVER_INLINE void PASTE(merge_region, WIDTH)(const sb_conv *conv, const table_plan *table,
+                                                    const table_segment *segment, int group, const float *const *map,
+                                                    float *out) {
     const sb_weight *weight = &conv->weight;
     const size_t plane_size = (size_t)conv->out_height * conv->out_width;
     const int per_group = weight->out / conv->groups, pieces = segment->rows * table->vectors;
+    const limits clamp = clamp_of(conv->then);
     const FLOATS low = SPLAT(clamp.low), high = SPLAT(clamp.high);
+    table_piece piece[TABLE_MAX_VECTORS];
+    find_pieces(conv, table, segment, WIDTH, piece);
     for (size_t t = (size_t)group * per_group; t < (size_t)(group + 1) * per_group; t++) {
         const FLOATS scale = SPLAT(weight->scale ? weight->scale[t] : 1.0f);
         const FLOATS shift = SPLAT(weight->shift ? weight->shift[t] : 0.0f);
-        float *plane = out + t * plane_size + (size_t)segment->y * conv->out_width + segment->x;
+        float *plane = out + t * plane_size;
         for (int first = 0; first < pieces; first += 4) {
             FLOATS sum[4];
             const int count = pieces - first < 4 ? pieces - first : 4;
@@ -46,14 +48,12 @@ static void PASTE(merge_region, WIDTH)(const sb_conv *conv, const Table *table, 
                 for (int p = 0; p < count; p++)
                     PASTE(merge_pieces, WIDTH)(conv, table, map, t, first + p, 1, sum + p);
             for (int p = 0; p < count; p++) {
-                const int row = (first + p) / table->vectors, column = (first + p) % table->vectors * WIDTH;
-                const int begin = segment->begin - column, end = segment->end - column;
+                const table_piece *at = &piece[first + p];
                 const FLOATS v = AT_MOST(AT_LEAST(sum[p] * scale + shift, low), high);
-                float *to = plane + (size_t)row * conv->out_width + column;
-                if (begin <= 0 && end >= WIDTH)
-                    PASTE(store, WIDTH)(to, v);
-                else if (begin < WIDTH && end > 0)
-                    PASTE(store_part, WIDTH)(to, v, begin > 0 ? begin : 0, end < WIDTH ? end : WIDTH);
+                if (at->end - at->begin == WIDTH)
+                    PASTE(store, WIDTH)(plane + at->offset, v);
+                else
+                    PASTE(store_part, WIDTH)(plane + at->offset, v, at->begin, at->end);
             }
         }
     }

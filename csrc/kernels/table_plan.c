@@ -15,8 +15,7 @@ static int floor_mod(int a, int b) { return a - b * floor_div(a, b); }
 static int smaller(int a, int b) { return a < b ? a : b; }
 static int larger(int a, int b) { return a > b ? a : b; }
 
-static int greatest_common_divisor(int a, int b)
-{
+static int greatest_common_divisor(int a, int b) {
     while (b) {
         const int rest = a % b;
         a = b;
@@ -28,25 +27,22 @@ static int greatest_common_divisor(int a, int b)
 /* Where the taps of one dimension read: tap i at position start + i·dilation = offset·stride + phase. */
 typedef struct {
     int count, stride, start, dilation;
-} Axis;
+} axis_taps;
 
-static Axis rows_of(const sb_conv *c)
-{
-    return (Axis){c->weight.kernel_h, c->stride_h, -c->pad_top, c->dilation_h};
+static axis_taps rows_of(const sb_conv *c) {
+    return (axis_taps){c->weight.kernel_h, c->stride_h, -c->pad_top, c->dilation_h};
 }
 
-static Axis columns_of(const sb_conv *c)
-{
-    return (Axis){c->weight.kernel_w, c->stride_w, -c->pad_left, c->dilation_w};
+static axis_taps columns_of(const sb_conv *c) {
+    return (axis_taps){c->weight.kernel_w, c->stride_w, -c->pad_left, c->dilation_w};
 }
 
-static int axis_position(const Axis *axis, int tap) { return axis->start + tap * axis->dilation; }
-static int axis_offset(const Axis *axis, int tap) { return floor_div(axis_position(axis, tap), axis->stride); }
-static int axis_phase(const Axis *axis, int tap) { return floor_mod(axis_position(axis, tap), axis->stride); }
+static int axis_position(const axis_taps *axis, int tap) { return axis->start + tap * axis->dilation; }
+static int axis_offset(const axis_taps *axis, int tap) { return floor_div(axis_position(axis, tap), axis->stride); }
+static int axis_phase(const axis_taps *axis, int tap) { return floor_mod(axis_position(axis, tap), axis->stride); }
 
 /* Smallest and largest offset among the taps of one phase; false if no tap has it. */
-static bool phase_range(const Axis *axis, int phase, int *low, int *high)
-{
+static bool phase_range(const axis_taps *axis, int phase, int *low, int *high) {
     *low = INT_MAX;
     *high = INT_MIN;
     for (int tap = 0; tap < axis->count; tap++)
@@ -60,9 +56,8 @@ static bool phase_range(const Axis *axis, int phase, int *low, int *high)
 /* --------------------------------------------------------------------------------------------- geometry */
 
 /* Tiles of a row: each slot but the first loses `left` lanes, each but the last `right`, to its neighbour's pixels. */
-static bool tile_columns(const sb_conv *conv, Table *table)
-{
-    const Axis columns = columns_of(conv);
+static bool tile_columns(const sb_conv *conv, table_plan *table) {
+    const axis_taps columns = columns_of(conv);
     table->left = larger(0, -axis_offset(&columns, 0));
     table->right = larger(0, axis_offset(&columns, columns.count - 1));
     const int step = table->slot - table->left - table->right;
@@ -77,9 +72,8 @@ static bool tile_columns(const sb_conv *conv, Table *table)
 }
 
 /* Counts the planes and the vectors of all of them; lists them too where `planes` is given. */
-static void lay_out_planes(const sb_conv *conv, Table *table, TablePlane *planes)
-{
-    const Axis rows = rows_of(conv), columns = columns_of(conv);
+static void lay_out_planes(const sb_conv *conv, table_plan *table, table_plane *planes) {
+    const axis_taps rows = rows_of(conv), columns = columns_of(conv);
     int low, high, left, right;
     table->planes_count = 0;
     table->table_vectors = 0;
@@ -89,7 +83,7 @@ static void lay_out_planes(const sb_conv *conv, Table *table, TablePlane *planes
         for (int x = 0; x < columns.stride; x++) {
             if (!phase_range(&columns, x, &left, &right))
                 continue;
-            const TablePlane plane = {low * rows.stride + y, x, high - low + table->rows, table->table_vectors};
+            const table_plane plane = {low * rows.stride + y, x, high - low + table->rows, table->table_vectors};
             if (planes)
                 planes[table->planes_count] = plane;
             table->planes_count++;
@@ -99,10 +93,9 @@ static void lay_out_planes(const sb_conv *conv, Table *table, TablePlane *planes
 }
 
 /* Chunks of equal size, as large as the cache allows. An odd number of quads would waste a nibble. */
-static void choose_chunks(const sb_conv *conv, Table *table)
-{
+static void choose_chunks(const sb_conv *conv, table_plan *table) {
     const int quad_bytes = table->table_vectors * TABLE_ENTRIES * table->lanes * (int)sizeof(float);
-    const int most = smaller(TABLE_MAX_QUADS, larger(2, CACHE_BYTES / quad_bytes));
+    const int most = smaller(TABLE_MAX_QUADS, larger(2, CACHE_BYTES / quad_bytes / 2 * 2));
     table->quads = ceil_div(conv->weight.depth, TABLE_QUAD);
     table->chunks = ceil_div(table->quads, most);
     table->chunk_quads = ceil_div(table->quads, table->chunks);
@@ -112,8 +105,7 @@ static void choose_chunks(const sb_conv *conv, Table *table)
 }
 
 /* Cycles, roughly, of a core with two loads and one store a cycle. */
-static double estimate(const sb_conv *conv, const Table *table)
-{
+static double estimate(const sb_conv *conv, const table_plan *table) {
     const int registers = table->rows * table->vectors, shifts = table->left + table->right;
     const int per_group = conv->weight.out / conv->groups;
     const double load_bound = registers * 0.5, decode_bound = (registers + 4.5) / 6;
@@ -124,8 +116,7 @@ static double estimate(const sb_conv *conv, const Table *table)
     return (double)table->units * (table->unit_blocks * (build + filter * table->max_list) + table->unit_regions * merge);
 }
 
-static bool try_layout(const sb_conv *conv, Table *table, int slot, int rows)
-{
+static bool try_layout(const sb_conv *conv, table_plan *table, int slot, int rows) {
     const sb_weight *weight = &conv->weight;
     table->slot = slot;
     table->vectors = larger(1, slot / table->lanes);
@@ -145,15 +136,14 @@ static bool try_layout(const sb_conv *conv, Table *table, int slot, int rows)
     return true;
 }
 
-bool table_lay_out(const sb_conv *conv, int lanes, Table *table)
-{
+bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table) {
     const sb_weight *weight = &conv->weight;
     if ((weight->kind != SB_BINARY && weight->kind != SB_STACKED_BITS) || weight->binary_input ||
         weight->filters >= UINT16_MAX)
         return false;
     int best_slot = 0, best_rows = 0;
     double best = 0;
-    *table = (Table){.lanes = lanes, .taps = weight->kernel_h * weight->kernel_w};
+    *table = (table_plan){.lanes = lanes, .taps = weight->kernel_h * weight->kernel_w};
     for (int slot = 4; slot <= TABLE_MAX_VECTORS * lanes; slot *= 2)
         for (int rows = 1; rows * larger(1, slot / lanes) <= TABLE_MAX_VECTORS; rows++)
             if (try_layout(conv, table, slot, rows) && (!best_slot || table->cost < best)) {
@@ -166,18 +156,16 @@ bool table_lay_out(const sb_conv *conv, int lanes, Table *table)
 
 /* ----------------------------------------------------------------------------------------- order of taps */
 
-static int find_tap_vector(const sb_conv *conv, const Table *table, int row, int column)
-{
-    const Axis rows = rows_of(conv), columns = columns_of(conv);
+static int find_tap_vector(const sb_conv *conv, const table_plan *table, int row, int column) {
+    const axis_taps rows = rows_of(conv), columns = columns_of(conv);
     const int position = axis_position(&rows, row), phase = axis_phase(&columns, column);
-    for (const TablePlane *plane = table->planes;; plane++)
+    for (const table_plane *plane = table->planes;; plane++)
         if (plane->column == phase && floor_mod(position - plane->row, rows.stride) == 0)
             return plane->first + (position - plane->row) / rows.stride * table->vectors;
 }
 
 /* The lane selection for a shift by step->shift.lanes within slots. */
-static void select_lanes(const Table *table, TableStep *step)
-{
+static void select_lanes(const table_plan *table, table_step *step) {
     const int lanes = table->lanes, slot = smaller(table->slot, lanes);
     for (int lane = 0; lane < lanes; lane++) {
         const int from = lane - step->lanes, first = lane / slot * slot;
@@ -187,10 +175,9 @@ static void select_lanes(const Table *table, TableStep *step)
 }
 
 /* Appends the step for one offset; `next` is the offset that its sums are shifted to. */
-static void add_step(const sb_conv *conv, Table *table, int offset, int next, int *taps)
-{
-    const Axis columns = columns_of(conv);
-    TableStep *step = &table->steps[table->steps_count++];
+static void add_step(const sb_conv *conv, table_plan *table, int offset, int next, int *taps) {
+    const axis_taps columns = columns_of(conv);
+    table_step *step = &table->steps[table->steps_count++];
     const int distance = next - offset, width = smaller(table->slot, table->lanes);
     step->repeats = ceil_div(abs(distance), width);
     while (step->repeats && distance % step->repeats) /* equal parts: 18 lanes are two shifts of 9 */
@@ -207,9 +194,8 @@ static void add_step(const sb_conv *conv, Table *table, int offset, int next, in
 }
 
 /* Offsets grow with the column, so the distinct ones are found by walking the columns. */
-static void plan_steps(const sb_conv *conv, Table *table)
-{
-    const Axis columns = columns_of(conv);
+static void plan_steps(const sb_conv *conv, table_plan *table) {
+    const axis_taps columns = columns_of(conv);
     const int count = columns.count;
     int taps = 0;
     for (int i = 0; i < count; i++) { /* from the left up to 0 */
@@ -232,8 +218,7 @@ static void plan_steps(const sb_conv *conv, Table *table)
 
 /* ---------------------------------------------------------------------------------------------- weights */
 
-static unsigned source_nibble(const uint8_t *bits, size_t bit, int channels)
-{
+static unsigned source_nibble(const uint8_t *bits, size_t bit, int channels) {
     if (channels == TABLE_QUAD && bit % TABLE_QUAD == 0)
         return bits[bit / 8] >> bit % 8 & 15;
     unsigned nibble = 0;
@@ -243,8 +228,7 @@ static unsigned source_nibble(const uint8_t *bits, size_t bit, int channels)
 }
 
 /* As many bits as are stored, up to rounding. */
-static size_t nibbles_size(const sb_conv *conv, const Table *table)
-{
+static size_t nibbles_size(const sb_conv *conv, const table_plan *table) {
     const size_t taps = (size_t)table->taps * conv->weight.filters;
     const int whole = table->chunks - 1;
     const size_t bytes = taps * whole * table_tap_bytes(table->chunk_quads) +
@@ -252,8 +236,7 @@ static size_t nibbles_size(const sb_conv *conv, const Table *table)
     return bytes + sizeof(uint32_t); /* the kernel reads whole words */
 }
 
-static void pack_nibbles(const sb_conv *conv, Table *table)
-{
+static void pack_nibbles(const sb_conv *conv, table_plan *table) {
     const int depth = conv->weight.depth;
     uint8_t *out = table->nibbles;
     for (int chunk = 0; chunk < table->chunks; chunk++) {
@@ -272,8 +255,7 @@ static void pack_nibbles(const sb_conv *conv, Table *table)
 }
 
 /* Which filters each block has to look up: a shared filter that no output channel uses there is left out. */
-static void list_filters(const sb_conv *conv, Table *table)
-{
+static void list_filters(const sb_conv *conv, table_plan *table) {
     const sb_weight *weight = &conv->weight;
     const int k = weight->blocks, per_group = weight->out / conv->groups;
     const uint16_t unused = UINT16_MAX;
@@ -303,15 +285,13 @@ static void list_filters(const sb_conv *conv, Table *table)
 /* ------------------------------------------------------------------------------------------------- plan */
 
 /* Takes the next `bytes` of a piece of memory; only counts them where there is no memory yet. */
-static void *take(uint8_t *memory, size_t *used, size_t bytes)
-{
+static void *take(uint8_t *memory, size_t *used, size_t bytes) {
     void *taken = memory ? memory + *used : NULL;
     *used += (bytes + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT;
     return taken;
 }
 
-static size_t place_arrays(const sb_conv *conv, Table *table, uint8_t *memory)
-{
+static size_t place_arrays(const sb_conv *conv, table_plan *table, uint8_t *memory) {
     const sb_weight *weight = &conv->weight;
     const size_t lists = (size_t)conv->groups * table->unit_blocks;
     size_t used = 0;
@@ -328,15 +308,13 @@ static size_t place_arrays(const sb_conv *conv, Table *table, uint8_t *memory)
     return used;
 }
 
-size_t table_prepared_size(const sb_conv *conv, int lanes)
-{
-    Table table;
+size_t table_prepared_size(const sb_conv *conv, int lanes) {
+    table_plan table;
     return table_lay_out(conv, lanes, &table) ? place_arrays(conv, &table, NULL) : 0;
 }
 
-void table_prepare(const sb_conv *conv, int lanes, void *prepared)
-{
-    Table *table = prepared;
+void table_prepare(const sb_conv *conv, int lanes, void *prepared) {
+    table_plan *table = prepared;
     table_lay_out(conv, lanes, table);
     place_arrays(conv, table, prepared);
     lay_out_planes(conv, table, table->planes);

@@ -1,0 +1,18 @@
+# One row of the kernel table per instruction set: the same sources under other flags, chosen at run time by dispatch.c.
+# Products may contract into fused multiply-adds here; the portable row keeps them apart.
+function(subbit_row row definition)
+  target_sources(subbit_core PRIVATE kernels/simd_${row}.c)
+  target_compile_definitions(subbit_core PRIVATE ${definition})
+  set_source_files_properties(kernels/simd_${row}.c PROPERTIES
+    COMPILE_OPTIONS "-O3;-ffp-contract=fast;${ARGN}")
+endfunction()
+
+target_sources(subbit_core PRIVATE kernels/table_plan.c)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  subbit_row(sse2 SB_WITH_SSE2 -msse2)
+  subbit_row(avx2 SB_WITH_AVX2 -mavx2 -mfma)
+  subbit_row(avx512 SB_WITH_AVX512
+    -mavx512f -mavx512vl -mavx512bw -mavx512dq -mavx2 -mfma -mprefer-vector-width=512)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  subbit_row(neon SB_WITH_NEON)
+endif()

@@ -1,0 +1,198 @@
+"""Every kernel of every instruction set against the portable one, on shapes named after what is hard about them.
+
+Floats agree to 1e-5 of the largest output: sums run in another order, and products may be fused. Popcounts are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subbit.errors import ConfigError
+from subbit.format import encode
+from subbit.records import Activation, Binary, Conv, Dense, Float32, Linear, Program, Stacked, Weight
+from subbit.runtime import load
+
+TOLERANCE = 1e-5
+
+Kind = Literal["dense", "binary", "stacked", "lego"]
+
+
+def _rows() -> list[str]:
+    """The rows of the kernel table that this machine can run, besides the portable one."""
+    data = encode(Program((4,), (Linear(inputs=(0,), weight=Dense(np.ones((2, 4), np.float32))),)))
+    rows = []
+    for row in ("sse2", "avx2", "avx512", "neon"):
+        try:
+            load(data, isa=row)
+        except ConfigError:
+            continue
+        rows.append(row)
+    return rows
+
+
+ROWS = _rows()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution; `filters` of depth `channels / groups / blocks` for the stacked kinds."""
+
+    channels: int
+    size: tuple[int, int]
+    out: int
+    kernel: tuple[int, int] = (3, 3)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (1, 1, 1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    blocks: int = 1
+    filters: int = 4
+    kinds: tuple[Kind, ...] = ("binary", "stacked")
+
+    def weight(self, kind: Kind, rng: np.random.Generator) -> Weight:
+        depth = self.channels // self.groups
+        if kind == "dense":
+            return Dense(rng.standard_normal((self.out, depth, *self.kernel)).astype(np.float32))
+        if kind == "binary":
+            return Binary(_signs(rng, (self.out, depth, *self.kernel)), _values(rng, self.out))
+        bank = _signs(rng, (self.filters, depth // self.blocks, *self.kernel))
+        index = rng.integers(0, self.filters, (self.out, self.blocks))
+        values = bank * np.abs(rng.standard_normal(bank.shape)).astype(np.float32)
+        return Stacked(values if kind == "lego" else bank, index, _values(rng, self.out, self.blocks))
+
+    def program(self, kind: Kind, *, function: str = "relu", binary_input: bool = False) -> Program:
+        rng = np.random.default_rng(0)
+        conv = Conv(
+            inputs=(0,),
+            weight=self.weight(kind, rng),
+            scale=_values(rng, self.out),
+            shift=_values(rng, self.out),
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            binary_input=binary_input,
+        )
+        ops = (conv, Activation(inputs=(1,), function=function, a=-1.0, b=1.5))  # type: ignore[arg-type]
+        return Program((self.channels, *self.size), ops, storage="f32")
+
+
+def _signs(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int8]]:
+    return (2 * rng.integers(0, 2, shape) - 1).astype(np.int8)
+
+
+def _values(rng: np.random.Generator, *shape: int) -> Float32:
+    return np.asarray(rng.uniform(0.5, 1.5, shape) * _signs(rng, shape), np.float32)
+
+
+def run(program: Program, row: str, images: int = 1) -> tuple[Float32, str]:
+    """Outputs of a program, and the kernel that its first operation used."""
+    net = load(encode(program), isa=row)
+    x = np.random.default_rng(1).standard_normal((images, *program.input_shape)).astype(np.float32)
+    return net(x), net.operations[0].kernel
+
+
+def check(program: Program, row: str, *, exact: bool = False) -> str:
+    want, _ = run(program, "portable")
+    got, kernel = run(program, row)
+    assert np.isfinite(want).all()
+    if exact:
+        np.testing.assert_array_equal(got, want)
+    else:
+        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(want).max())
+    return kernel
+
+
+CASES = {
+    "one_register_rows": Case(16, (16, 16), 24, blocks=2, filters=12),
+    "two_registers_per_row": Case(16, (12, 32), 8, blocks=2),
+    "narrow_rows_share_registers": Case(32, (8, 8), 40, blocks=2, filters=20),
+    "blocks_share_registers": Case(32, (4, 4), 16, blocks=4, filters=8),
+    "three_blocks_in_two_segments": Case(24, (8, 8), 8, blocks=3),
+    "wide_map_in_tiles": Case(4, (5, 224), 8, blocks=1),
+    "odd_width_in_tiles": Case(8, (9, 57), 4, blocks=2),
+    "seven": Case(16, (7, 7), 16, blocks=2, filters=8),
+    "prime_sizes": Case(12, (13, 11), 5, blocks=2, filters=3),
+    "one_pixel": Case(32, (1, 1), 24, blocks=2, filters=16),
+    "two_by_two": Case(64, (2, 2), 40, blocks=2, filters=24),
+    "three_by_three": Case(20, (3, 3), 18, blocks=2, filters=7),
+    "one_row": Case(8, (1, 37), 6, kernel=(1, 5), padding=(0, 0, 2, 2), blocks=2),
+    "one_column": Case(8, (29, 1), 6, kernel=(5, 1), padding=(2, 2, 0, 0), blocks=2),
+    "odd_channels": Case(7, (10, 10), 9),
+    "odd_depth": Case(15, (6, 10), 9, blocks=3),
+    "single_channel": Case(1, (9, 17), 5),
+    "many_channels": Case(264, (5, 5), 12, blocks=2, filters=9),
+    "one_filter": Case(8, (8, 8), 6, blocks=2, filters=1),
+    "many_filters": Case(8, (4, 12), 90, blocks=2, filters=70),
+    "stride2": Case(16, (32, 32), 12, stride=(2, 2), blocks=2),
+    "stride2_odd": Case(8, (15, 31), 12, stride=(2, 2), blocks=2),
+    "stride2_no_pad": Case(8, (14, 34), 6, stride=(2, 2), padding=(0, 0, 0, 0), blocks=2),
+    "stride3_kernel2": Case(8, (17, 19), 6, kernel=(2, 2), stride=(3, 3), padding=(0, 1, 1, 0), blocks=2),
+    "stride_across_only": Case(8, (9, 40), 6, stride=(1, 2), blocks=2),
+    "stride_down_only": Case(8, (18, 12), 6, stride=(2, 1), blocks=2),
+    "one_by_one": Case(24, (14, 14), 20, kernel=(1, 1), padding=(0, 0, 0, 0), blocks=2, filters=10),
+    "one_by_one_stride2": Case(16, (16, 16), 20, kernel=(1, 1), stride=(2, 2), padding=(0, 0, 0, 0), blocks=2),
+    "five_by_five": Case(12, (12, 12), 10, kernel=(5, 5), padding=(2, 2, 2, 2), blocks=2),
+    "seven_by_seven_stride2": Case(3, (40, 40), 10, kernel=(7, 7), stride=(2, 2), padding=(3, 3, 3, 3)),
+    "even_kernel": Case(8, (11, 18), 6, kernel=(4, 2), padding=(1, 2, 0, 1), blocks=2),
+    "uneven_padding": Case(8, (10, 10), 6, padding=(0, 3, 2, 0), blocks=2),
+    "padding_beyond_kernel": Case(8, (6, 9), 6, padding=(4, 4, 5, 4), blocks=2),
+    "dilation2": Case(8, (16, 20), 6, padding=(2, 2, 2, 2), dilation=(2, 2), blocks=2),
+    "dilation_wider_than_a_register": Case(8, (21, 40), 6, padding=(18, 18, 18, 18), dilation=(18, 18), blocks=2),
+    "dilation3_stride2": Case(8, (21, 25), 6, padding=(3, 3, 3, 3), dilation=(3, 3), stride=(2, 2), blocks=2),
+    "groups": Case(24, (10, 10), 12, groups=3, blocks=2),
+    "depthwise": Case(10, (11, 13), 10, groups=10),
+    "depthwise_stride2": Case(6, (16, 33), 6, groups=6, stride=(2, 2)),
+    "depthwise_multiplier": Case(5, (9, 9), 15, groups=5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("kind", ["binary", "stacked", "lego", "dense"])
+@pytest.mark.parametrize("name", CASES)
+def test_convolution(name: str, kind: Kind, row: str) -> None:
+    check(CASES[name].program(kind), row)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("function", ["relu6", "hardtanh", "sigmoid", "gelu", "leaky_relu"])
+def test_function_behind_a_convolution(function: str, row: str) -> None:
+    check(CASES["seven"].program("stacked", function=function), row)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_table_serves_the_layers_it_is_made_for(row: str) -> None:
+    for name in ("one_register_rows", "narrow_rows_share_registers", "stride2", "wide_map_in_tiles"):
+        case = replace(CASES[name], out=64, filters=32)
+        assert check(case.program("stacked"), row) == "table"
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("row", ROWS)
+def test_any_convolution(row: str, data: st.DataObject) -> None:
+    def pair(low: int, high: int) -> tuple[int, int]:
+        return data.draw(st.integers(low, high)), data.draw(st.integers(low, high))
+
+    kernel, dilation, padding = pair(1, 5), pair(1, 3), (*pair(0, 4), *pair(0, 4))
+    extent = [(kernel[i] - 1) * dilation[i] + 1 - padding[2 * i] - padding[2 * i + 1] for i in range(2)]
+    groups, blocks = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    case = Case(
+        channels=groups * blocks * data.draw(st.integers(1, 9)),
+        size=(max(1, extent[0]) + data.draw(st.integers(0, 12)), max(1, extent[1]) + data.draw(st.integers(0, 40))),
+        out=groups * data.draw(st.integers(1, 9)),
+        kernel=kernel,
+        stride=pair(1, 3),
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        blocks=blocks,
+        filters=data.draw(st.integers(1, 6)),
+    )
+    kind: Kind = data.draw(st.sampled_from(("dense", "binary", "stacked", "lego")))
+    check(case.program(kind), row)
