@@ -57,7 +57,7 @@ class DataSet:
                 "both must have one shape"
             )
         mean, std = _statistics(train.images)
-        return cls(name, train, test, classes, mean, std)
+        return cls(name, _owned(train), _owned(test), classes, mean, std)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -82,6 +82,11 @@ class DataSet:
             raise DataError(f"{self.name}: a share of {share} leaves no training or no validation images")
         order = np.arange(len(self.train))
         return replace(self, train=self.train.take(order[~held]), validation=self.train.take(order[held]))
+
+
+def _owned(part: Part) -> Part:
+    """Arrays of the usual memory order that may be written to, as torch wants them."""
+    return Part(np.require(part.images, requirements=["C", "W"]), np.require(part.labels, requirements=["C", "W"]))
 
 
 def _check_part(part: Part, what: str, classes: int) -> None:

@@ -6,9 +6,11 @@ can make the reader execute anything. Its checksums (those of the zip container)
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 from subbit.errors import TrainingError
 
 NEWEST, PREVIOUS = "checkpoint.pt", "checkpoint-previous.pt"
+FRESH = f"{NEWEST}.new"  # whole, but not yet the newest
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -29,30 +32,39 @@ def write(path: Path, content: dict[str, Any]) -> None:
 def write_bytes(path: Path, data: bytes | memoryview) -> None:
     """The same for any content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    with _reporting(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         _sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise TrainingError(
-            f"cannot write {path}: {error.strerror}. What was there before is untouched; "
-            "make room and continue with --resume"
-        ) from error
 
 
 def save(folder: Path, content: dict[str, Any]) -> None:
     """Write the newest checkpoint of a run; the one that was the newest becomes the previous one."""
     newest = folder / NEWEST
-    fresh = folder / f"{NEWEST}.new"
-    write(fresh, content)
-    if newest.exists():
-        os.replace(newest, folder / PREVIOUS)
-    os.replace(fresh, newest)
-    _sync_folder(folder)
+    write(folder / FRESH, content)
+    with _reporting(newest):
+        if newest.exists():
+            os.replace(newest, folder / PREVIOUS)
+        os.replace(folder / FRESH, newest)
+        _sync_folder(folder)
+
+
+@contextlib.contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(
+            f"cannot write {path}: {error.strerror}. The checkpoint before is still good: "
+            "make room and continue with --resume"
+        ) from error
 
 
 def load(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
@@ -62,7 +74,7 @@ def load(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     """
     problems: list[str] = []
     # A crash between the renames of `save` leaves the fresh one under its first name; it is whole.
-    for name in (f"{NEWEST}.new", NEWEST, PREVIOUS):
+    for name in (FRESH, NEWEST, PREVIOUS):
         if (folder / name).exists():
             try:
                 return read(folder / name), problems
