@@ -213,22 +213,12 @@ def _unsupported(module: nn.Module, tied: dict[int, str]) -> str:
 
 
 def _tied(model: nn.Module) -> dict[int, str]:
-    """Parameters that several modules hold, by id; the same memory under two Parameter objects counts as well."""
-    owners: dict[tuple[str, int], dict[tuple[int, str], str]] = {}
-    parameters: dict[tuple[str, int], set[int]] = {}
+    """Parameters that several modules hold, by id."""
+    names: dict[int, list[str]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
-            if parameter.numel() == 0:
-                continue
-            place = (str(parameter.device), parameter.data_ptr())
-            owners.setdefault(place, {})[id(module), name] = name
-            parameters.setdefault(place, set()).add(id(parameter))
-    return {
-        key: " and ".join(names.values())
-        for place, names in owners.items()
-        if len(names) > 1
-        for key in parameters[place]
-    }
+            names.setdefault(id(parameter), []).append(name)
+    return {key: " and ".join(found) for key, found in names.items() if len(found) > 1}
 
 
 def _ends(layers: list[Layer], reading: order.Reading) -> dict[int, str]:

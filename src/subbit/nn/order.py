@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from subbit.errors import ModelError
 from subbit.methods.base import CompressedLayer
@@ -133,14 +133,19 @@ def copied(model: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
     """A deep copy in which every reference to an object whose id is in `instead` leads to that object.
 
     deepcopy takes what its memo holds instead of copying, wherever the reference is: in a list, in a dict, under two
-    names at once.
+    names at once. Tensors that autograd computed, which it refuses to copy, are copied without their history.
     """
+    computed = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
     try:
-        return copy.deepcopy(model, dict(instead))
+        return copy.deepcopy(model, {**computed, **instead})
     except Exception as error:
         raise ModelError(
-            f"{type(model).__name__} cannot be copied ({error}): use it before it is wrapped or hooked up, and give it "
-            "no tensors that are still part of an autograd graph"
+            f"{type(model).__name__} cannot be copied ({error}): use the model before it is wrapped for training"
         ) from error
 
 
