@@ -36,6 +36,8 @@ _ALIASES = {
     "rmatmul": "matmul", "invert": "bitwise_not",
 }  # fmt: skip
 
+_STALE = "uses a value that was changed in place through a view of it: use the operation that is not in place"
+
 # Batch sizes of the two traces. Whatever depends on the batch comes out differently and is found.
 _BATCHES = (3, 5)
 
@@ -89,7 +91,7 @@ class _Lowering:
         self.trace = traced
         self.origins: dict[int, fx.Node] = {}
         self.output = 0
-        self._values: dict[int, tuple[Tensor, Value | None]] = {}  # None: changed in place through a view
+        self._values: dict[int, tuple[Tensor, Value | str]] = {}  # or why nobody may use it
         self._tuples: dict[fx.Node, Any] = {}
 
     def visit(self, node: fx.Node) -> None:
@@ -110,7 +112,10 @@ class _Lowering:
         if not single:
             self._tuples[node] = result
             return
-        b.require(isinstance(result, Value), "this part of its result (indices) has no packed form")
+        if not isinstance(result, Value):
+            self._values[id(traced)] = (traced, "indices (of a maximum) have no packed form")
+            return
+        b.require(traced.is_floating_point(), f"gives {traced.dtype}: values of a packed network are real numbers")
         b.require(result.shape == b.shape, f"internal error: lowered to {result.shape}, PyTorch gives {b.shape}")
         self._bind(traced, result)
         self.origins[result.id] = node
@@ -144,10 +149,8 @@ class _Lowering:
         if argument in self._tuples:
             return self._tuples[argument]
         value = self._values[id(argument.meta[VALUE])][1]
-        if value is None:
-            raise self.builder.error(
-                "uses a value that was changed in place through a view of it: use the operation that is not in place"
-            )
+        if isinstance(value, str):
+            raise self.builder.error(value)
         return value
 
     def _bind(self, traced: Tensor, value: Value) -> None:
@@ -156,7 +159,7 @@ class _Lowering:
             root = _base(traced)
             for key, (other, _) in list(self._values.items()):
                 if other is not traced and _base(other) is root:
-                    self._values[key] = (other, None)
+                    self._values[key] = (other, _STALE)
         self._values[id(traced)] = (traced, value)
 
     def _without_batch(self, traced: Tensor) -> Shape:

@@ -54,6 +54,13 @@ def selu(b: Builder, input: Value, inplace: bool = False) -> Value:
     return b.scalar(activation(b, input, "elu", 1.6732632423543772), 1.0507009873554805)
 
 
+def celu(b: Builder, input: Value, alpha: float = 1.0, inplace: bool = False) -> Value:
+    """alpha · elu(x / alpha)."""
+    if alpha == 1:
+        return activation(b, input, "elu", 1.0)
+    return b.scalar(activation(b, b.scalar(input, 1 / alpha), "elu", 1.0), alpha)
+
+
 def softplus(b: Builder, input: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
     return activation(b, input, "softplus", beta, threshold)
 
@@ -239,7 +246,8 @@ ELEMENTWISE: dict[str, Handler] = {
     "relu": simple("relu"), "relu6": simple("relu6"), "sigmoid": simple("sigmoid"), "silu": simple("silu"),
     "hardsigmoid": simple("hard_sigmoid"), "hardswish": simple("hard_swish"), "tanh": simple("tanh"),
     "sign": simple("sign"), "abs": simple("abs"), "absolute": simple("abs"), "mish": simple("mish"),
-    "leaky_relu": leaky_relu, "rrelu": rrelu, "hardtanh": hardtanh, "elu": elu, "selu": selu, "softplus": softplus,
+    "leaky_relu": leaky_relu, "rrelu": rrelu, "hardtanh": hardtanh, "elu": elu, "selu": selu, "celu": celu,
+    "softplus": softplus,
     "gelu": gelu, "softsign": softsign, "tanhshrink": tanhshrink, "glu": glu, "prelu": prelu,
     "clamp": clamp, "clip": clamp, "clamp_min": clamp_min, "clamp_max": clamp_max,
     "add": add, "sub": sub, "subtract": sub, "rsub": rsub, "mul": binary("mul"), "multiply": binary("mul"),

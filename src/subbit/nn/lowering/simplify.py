@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 from torch import fx
@@ -17,6 +16,7 @@ from subbit.nn.lowering.builder import Float32
 from subbit.nn.lowering.lower import Lowered
 from subbit.records import (
     Activation,
+    AdaptivePool,
     Affine,
     Arithmetic,
     Concat,
@@ -25,16 +25,17 @@ from subbit.records import (
     Dense,
     LayerNorm,
     Linear,
+    Mean,
     Op,
     Pad,
     Permute,
+    Pool,
     Reshape,
     Shape,
     Weight,
 )
 
 Layer = Conv | Linear
-AnyOp = TypeVar("AnyOp", bound=Op)
 
 
 @dataclass
@@ -53,10 +54,9 @@ class Graph:
         """Nobody but one operation sees this value."""
         return value != self.output and len(self.users(value)) == 1
 
-    def source(self, op: Op, kind: type[AnyOp] | tuple[type[AnyOp], ...]) -> AnyOp | None:
-        """The operation that gives the first input, if it is of this kind and has no other user."""
-        before = self.ops.get(op.inputs[0])
-        return before if isinstance(before, kind) and self.only_user(op.inputs[0]) else None
+    def source(self, op: Op) -> Op | None:
+        """The operation that gives the first input, if nobody else reads it."""
+        return self.ops.get(op.inputs[0]) if self.only_user(op.inputs[0]) else None
 
     def bypass(self, value: int, instead: int) -> None:
         """Let everyone who reads `value` read `instead`, and drop the operation."""
@@ -155,29 +155,51 @@ def drop_trivial_affine(graph: Graph, value: int, op: Op) -> bool:
 def fold_affine_behind(graph: Graph, value: int, op: Op) -> bool:
     """An affine map behind a layer, or behind another affine map, becomes its scale and shift.
 
-    Dimension 0 of a convolution's output are its filters. Of a linear layer's output it is so for a flat value; behind
-    a permutation that brings the last dimension to the front, as in channels-last blocks, the map passes through.
+    Dimension 0 of a convolution's output are its filters, and so it is for the flat output of a linear layer.
     """
     if not isinstance(op, Affine):
         return False
-    layer = graph.source(op, (Conv, Linear, Affine))
-    if isinstance(layer, Conv | Affine) or (isinstance(layer, Linear) and len(graph.shapes[value]) == 1):
-        scale, shift = _compose(layer.scale, layer.shift, op)
-        graph.absorb(value, replace(layer, scale=scale, shift=shift))
-        return True
-    permute = graph.source(op, Permute)
-    if permute is None or permute.dims[0] != len(permute.dims) - 1:
+    layer = graph.source(op)
+    rows = isinstance(layer, Linear) and len(graph.shapes[value]) > 1
+    if not isinstance(layer, Conv | Linear | Affine) or rows:
         return False
-    linear = graph.source(permute, Linear)
-    if linear is None:
-        return False
-    scale, shift = _compose(linear.scale, linear.shift, op)
-    moved = permute.inputs[0]
-    graph.ops[moved] = replace(linear, scale=scale, shift=shift)
-    graph.origins.pop(moved, None)
-    graph.origins.pop(op.inputs[0], None)
-    graph.absorb(value, permute)
+    graph.absorb(value, _composed(layer, op))
     return True
+
+
+def fold_affine_through(graph: Graph, value: int, op: Op) -> bool:
+    """An affine map behind an operation that it commutes with, behind a layer, becomes the layer's scale and shift.
+
+    It commutes with averages, with maxima if no scale is negative, and with a permutation that brings the outputs of
+    a channels-last linear layer to the front.
+    """
+    if not isinstance(op, Affine):
+        return False
+    between = graph.source(op)
+    if not isinstance(between, Pool | AdaptivePool | Mean | Permute):
+        return False
+    layer = graph.source(between)
+    if not isinstance(layer, Conv | Linear | Affine):
+        return False
+    front = between.dims[0] if isinstance(between, Permute) else 0
+    outputs = len(graph.shapes[between.inputs[0]]) - 1 if isinstance(layer, Linear) else 0
+    if front != outputs or not _commutes(op, between):
+        return False
+    moved = between.inputs[0]
+    graph.ops[moved] = _composed(layer, op)
+    for changed in (moved, op.inputs[0]):
+        graph.origins.pop(changed, None)
+    graph.absorb(value, between)
+    return True
+
+
+def _commutes(affine: Affine, op: Op) -> bool:
+    if isinstance(op, Pool | AdaptivePool) and op.kind == "max":
+        return affine.scale is None or bool(np.all(affine.scale > 0))
+    if isinstance(op, Pool):
+        zeros_count = any(op.padding) and op.count_include_pad
+        return affine.shift is None or not (zeros_count or op.divisor)
+    return not (isinstance(op, Mean) and 0 in op.dims)
 
 
 def fold_affine_before(graph: Graph, value: int, op: Op) -> bool:
@@ -244,8 +266,9 @@ def _per_input_channel(shape: Shape, groups: int, per_input: Float32) -> Float32
     return spread.reshape(c_out, depth, *[1] * (len(shape) - 2))
 
 
-def _compose(scale: Float32 | None, shift: Float32 | None, outer: Affine) -> tuple[Float32 | None, Float32 | None]:
-    """Scale and shift of outer(scale · x + shift), computed in double precision."""
+def _composed(inner: Conv | Linear | Affine, outer: Affine) -> Conv | Linear | Affine:
+    """`inner` with the scale and shift of outer(scale · x + shift), computed in double precision."""
+    scale, shift = inner.scale, inner.shift
     new_scale, new_shift = scale, None if shift is None else shift.astype(np.float64)
     if outer.scale is not None:
         factor = outer.scale.astype(np.float64)
@@ -253,7 +276,7 @@ def _compose(scale: Float32 | None, shift: Float32 | None, outer: Affine) -> tup
         new_shift = None if new_shift is None else new_shift * factor
     if outer.shift is not None:
         new_shift = outer.shift.astype(np.float64) if new_shift is None else new_shift + outer.shift
-    return new_scale, None if new_shift is None else new_shift.astype(np.float32)
+    return replace(inner, scale=new_scale, shift=None if new_shift is None else new_shift.astype(np.float32))
 
 
 def _uniform(values: Float32 | None) -> bool:
@@ -359,9 +382,11 @@ def normalise_in_place(graph: Graph, value: int, op: Op) -> bool:
     """permute – LayerNorm – permute back: the normalisation works along any dimension by itself."""
     if not isinstance(op, Permute):
         return False
-    norm = graph.source(op, LayerNorm)
-    there = None if norm is None else graph.ops.get(norm.inputs[0])
-    if norm is None or not isinstance(there, Permute):
+    norm = graph.source(op)
+    if not isinstance(norm, LayerNorm):
+        return False
+    there = graph.ops.get(norm.inputs[0])
+    if not isinstance(there, Permute):
         return False
     if tuple(there.dims[d] for d in op.dims) != tuple(range(len(op.dims))):
         return False
@@ -394,6 +419,7 @@ def _unexpanded(graph: Graph, value: int) -> int:
 RULES: tuple[Rule, ...] = (
     drop_trivial_affine,
     fold_affine_behind,
+    fold_affine_through,
     fold_affine_before,
     fold_zero_padding,
     drop_sign_preserving,

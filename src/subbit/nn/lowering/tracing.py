@@ -29,6 +29,7 @@ PATH = "subbit_path"  # node.meta: the innermost module, as (path, type name)
 
 OutputKey = str | int | None
 
+_MOVES = frozenset({"to", "cpu", "cuda", "float", "half", "double", "bfloat16", "type_as"})
 _DEPENDS_ON_VALUES = "depends on the values of its input (an if, float() or item() of a tensor)"
 
 
@@ -154,7 +155,9 @@ class ShapedTracer(fx.Tracer):
             assert isinstance(layer, CompressedLayer)
             return layer.plain(args[0], torch.empty(layer.weight_shape, device="meta"))
         if kind == "call_method":
-            return getattr(args[0], target)(*args[1:], **kwargs)
+            # Moves between devices and floating types stay on the meta device, and return the tensor itself.
+            moved = target in _MOVES and not any(isinstance(a, torch.dtype) and not a.is_floating_point for a in args)
+            return args[0] if moved else getattr(args[0], target)(*args[1:], **kwargs)
         return target(*args, **kwargs)
 
 
