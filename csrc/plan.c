@@ -78,10 +78,10 @@ static sb_status plan_conv(planner *p, int32_t number, sb_step *step) {
         conv->width = conv->out_width = (int32_t)(sb_elements(in) / (size_t)conv->channels);
     } else {
         conv->channels = in->dims[0];
-        conv->height = in->rank == 3 ? in->dims[1] : 1;
-        conv->width = in->dims[in->rank - 1];
-        conv->out_height = out->rank == 3 ? out->dims[1] : 1;
-        conv->out_width = out->dims[out->rank - 1];
+        conv->height = sb_height(in);
+        conv->width = sb_width(in);
+        conv->out_height = sb_height(out);
+        conv->out_width = sb_width(out);
         conv->stride_h = op->conv.stride[0];
         conv->stride_w = op->conv.stride[1];
         conv->pad_top = op->conv.padding[0];
@@ -99,9 +99,8 @@ static void plan_pool(const planner *p, int32_t number, sb_pool *pool) {
     const sb_shape *out = &p->plan->values[number + 1].shape;
     *pool = (sb_pool){
         .average = op->pool.average, .count_include_pad = op->pool.count_include_pad, .divisor = op->pool.divisor,
-        .channels = in->dims[0],
-        .height = in->rank == 3 ? in->dims[1] : 1, .width = in->dims[in->rank - 1],
-        .out_height = out->rank == 3 ? out->dims[1] : 1, .out_width = out->dims[out->rank - 1],
+        .channels = sb_planes(in), .height = sb_height(in), .width = sb_width(in),
+        .out_height = sb_height(out), .out_width = sb_width(out),
         .kernel_h = op->pool.kernel[0], .kernel_w = op->pool.kernel[1],
         .stride_h = op->pool.stride[0], .stride_w = op->pool.stride[1],
         .pad_top = op->pool.padding[0], .pad_left = op->pool.padding[1],

@@ -60,6 +60,13 @@ static inline size_t sb_elements(const sb_shape *shape) {
     return count;
 }
 
+/* The last two dimensions as a plane; (C, L) counts as (C, 1, L). */
+static inline int32_t sb_height(const sb_shape *shape) { return shape->rank > 2 ? shape->dims[shape->rank - 2] : 1; }
+static inline int32_t sb_width(const sb_shape *shape) { return shape->dims[shape->rank - 1]; }
+static inline int32_t sb_planes(const sb_shape *shape) {
+    return (int32_t)(sb_elements(shape) / ((size_t)sb_height(shape) * (size_t)sb_width(shape)));
+}
+
 typedef enum sb_opcode {
     SB_OP_CONV = 1, SB_OP_LINEAR, SB_OP_AFFINE, SB_OP_ACTIVATION, SB_OP_PRELU, SB_OP_POOL, SB_OP_ADAPTIVE_POOL,
     SB_OP_MEAN, SB_OP_ARITHMETIC, SB_OP_CONSTANT, SB_OP_CONCAT, SB_OP_SLICE, SB_OP_RESHAPE, SB_OP_PERMUTE,

@@ -7,23 +7,19 @@
 
 #define BAD(...) sb_fail(error, SB_ERROR_SHAPE, number, __VA_ARGS__)
 
-/* (C, L) counts as (C, 1, L). */
-static int32_t height_of(const sb_shape *shape) { return shape->rank == 3 ? shape->dims[1] : 1; }
-static int32_t width_of(const sb_shape *shape) { return shape->dims[shape->rank - 1]; }
-
 /* `shape` with other last two dimensions; (C, L) stays of rank 2 as long as its height is 1. */
 static sb_status set_plane(int32_t number, sb_shape *shape, int64_t height, int64_t width, sb_error *error) {
     if (height < 1 || width < 1 || height > SB_MAX_DIM || width > SB_MAX_DIM)
         return BAD("an output of %lld x %lld: the input is too small, or it is over the limit", (long long)height,
                    (long long)width);
     if (shape->rank == 2 && height != 1) return BAD("a height of %lld for a value of rank 2", (long long)height);
-    if (shape->rank == 3) shape->dims[1] = (int32_t)height;
+    if (shape->rank > 2) shape->dims[shape->rank - 2] = (int32_t)height;
     shape->dims[shape->rank - 1] = (int32_t)width;
     return SB_OK;
 }
 
 static sb_status check_plane(int32_t number, const sb_shape *in, sb_error *error) {
-    if (in->rank != 2 && in->rank != 3) return BAD("needs (C, H, W) or (C, L), got %d dimensions", (int)in->rank);
+    if (in->rank < 2) return BAD("needs a value with a plane, (..., H, W) or (C, L), got rank %d", (int)in->rank);
     return SB_OK;
 }
 
@@ -35,13 +31,14 @@ static sb_status check_dim(int32_t number, int32_t dim, const sb_shape *in, sb_e
 static sb_status infer_conv(int32_t number, const sb_op *op, sb_shape *shape, sb_error *error) {
     const sb_weight *weight = &op->conv.weight;
     const int64_t channels = (int64_t)weight->blocks * weight->depth * op->conv.groups;
-    if (check_plane(number, shape, error)) return SB_ERROR_SHAPE;
+    if (shape->rank != 2 && shape->rank != 3)
+        return BAD("a convolution needs (C, H, W) or (C, L), got rank %d", (int)shape->rank);
     if (op->conv.groups < 1 || weight->out % op->conv.groups)
         return BAD("%d filters in %d groups", (int)weight->out, (int)op->conv.groups);
     if (channels != shape->dims[0])
         return BAD("the weight is for %lld channels, the input has %d", (long long)channels, (int)shape->dims[0]);
     const int32_t kernel[2] = {weight->kernel_h, weight->kernel_w};
-    const int32_t size[2] = {height_of(shape), width_of(shape)};
+    const int32_t size[2] = {sb_height(shape), sb_width(shape)};
     int64_t out[2];
     for (int i = 0; i < 2; i++) {
         if (op->conv.stride[i] < 1 || op->conv.dilation[i] < 1) return BAD("a stride or dilation of 0");
@@ -64,7 +61,7 @@ static sb_status infer_linear(int32_t number, const sb_op *op, sb_shape *shape, 
 
 static sb_status infer_pool(int32_t number, const sb_op *op, sb_shape *shape, sb_error *error) {
     if (check_plane(number, shape, error)) return SB_ERROR_SHAPE;
-    const int32_t size[2] = {height_of(shape), width_of(shape)};
+    const int32_t size[2] = {sb_height(shape), sb_width(shape)};
     int64_t out[2];
     for (int i = 0; i < 2; i++) {
         const int64_t kernel = op->pool.kernel[i], stride = op->pool.stride[i], dilation = op->pool.dilation[i];
@@ -83,8 +80,8 @@ static sb_status infer_pool(int32_t number, const sb_op *op, sb_shape *shape, sb
 
 static sb_status infer_adaptive(int32_t number, const sb_op *op, sb_shape *shape, sb_error *error) {
     if (check_plane(number, shape, error)) return SB_ERROR_SHAPE;
-    const int32_t height = op->pool.output[0] ? op->pool.output[0] : height_of(shape);
-    const int32_t width = op->pool.output[1] ? op->pool.output[1] : width_of(shape);
+    const int32_t height = op->pool.output[0] ? op->pool.output[0] : sb_height(shape);
+    const int32_t width = op->pool.output[1] ? op->pool.output[1] : sb_width(shape);
     return set_plane(number, shape, height, width, error);
 }
 
@@ -173,7 +170,7 @@ static sb_status infer_permute(int32_t number, const sb_op *op, sb_shape *shape,
 
 static sb_status infer_pad(int32_t number, const sb_op *op, sb_shape *shape, sb_error *error) {
     if (check_plane(number, shape, error)) return SB_ERROR_SHAPE;
-    const int32_t size[2] = {height_of(shape), width_of(shape)};
+    const int32_t size[2] = {sb_height(shape), sb_width(shape)};
     int64_t out[2];
     for (int i = 0; i < 2; i++) {
         const int64_t before = op->pad.amounts[2 * i], after = op->pad.amounts[2 * i + 1];
@@ -188,7 +185,7 @@ static sb_status infer_pad(int32_t number, const sb_op *op, sb_shape *shape, sb_
 
 static sb_status infer_upsample(int32_t number, const sb_op *op, sb_shape *shape, sb_error *error) {
     if (check_plane(number, shape, error)) return SB_ERROR_SHAPE;
-    const int32_t size[2] = {height_of(shape), width_of(shape)};
+    const int32_t size[2] = {sb_height(shape), sb_width(shape)};
     int64_t out[2];
     for (int i = 0; i < 2; i++) {
         out[i] = op->upsample.output[i];

@@ -172,10 +172,6 @@ void sb_broadcast(const sb_kernels *kernels, sb_arithmetic f, const sb_shape *a_
 
 /* -------------------------------------------------------------------------------------------------- planes */
 
-/* (C, L) counts as (C, 1, L). */
-static int32_t height_of(const sb_shape *shape) { return shape->rank == 3 ? shape->dims[1] : 1; }
-static int32_t width_of(const sb_shape *shape) { return shape->dims[shape->rank - 1]; }
-
 static float adaptive_window(bool average, const float *plane, int64_t width, int64_t y0, int64_t y1, int64_t x0,
                              int64_t x1) {
     float sum = 0, best = -INFINITY;
@@ -191,8 +187,8 @@ static float adaptive_window(bool average, const float *plane, int64_t width, in
 
 /* Window o of n over a size covers floor(o * size / n) ... ceil((o + 1) * size / n) - 1. */
 void sb_adaptive_pool(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
-    const int64_t height = height_of(from), width = width_of(from), rows = height_of(to), columns = width_of(to);
-    for (int32_t c = 0; c < from->dims[0]; c++, in += height * width)
+    const int64_t height = sb_height(from), width = sb_width(from), rows = sb_height(to), columns = sb_width(to);
+    for (int32_t c = 0; c < sb_planes(from); c++, in += height * width)
         for (int64_t y = 0; y < rows; y++)
             for (int64_t x = 0; x < columns; x++)
                 *out++ = adaptive_window(op->pool.average, in, width, y * height / rows,
@@ -212,11 +208,11 @@ static int64_t padded_source(uint8_t mode, int64_t i, int64_t size) {
 }
 
 void sb_pad(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
-    const int64_t height = height_of(from), width = width_of(from);
-    for (int32_t c = 0; c < from->dims[0]; c++, in += height * width) {
-        for (int64_t y = 0; y < height_of(to); y++) {
+    const int64_t height = sb_height(from), width = sb_width(from);
+    for (int32_t c = 0; c < sb_planes(from); c++, in += height * width) {
+        for (int64_t y = 0; y < sb_height(to); y++) {
             const int64_t row = padded_source(op->pad.mode, y - op->pad.amounts[0], height);
-            for (int64_t x = 0; x < width_of(to); x++) {
+            for (int64_t x = 0; x < sb_width(to); x++) {
                 const int64_t column = padded_source(op->pad.mode, x - op->pad.amounts[2], width);
                 *out++ = row < 0 || column < 0 ? op->pad.value : in[row * width + column];
             }
@@ -251,8 +247,8 @@ static sample sample_at(const sb_op *op, int axis, int64_t o, int64_t size, int6
 }
 
 void sb_upsample(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
-    const int64_t height = height_of(from), width = width_of(from), rows = height_of(to), columns = width_of(to);
-    for (int32_t c = 0; c < from->dims[0]; c++, in += height * width) {
+    const int64_t height = sb_height(from), width = sb_width(from), rows = sb_height(to), columns = sb_width(to);
+    for (int32_t c = 0; c < sb_planes(from); c++, in += height * width) {
         for (int64_t y = 0; y < rows; y++) {
             const sample v = sample_at(op, 0, y, height, rows);
             for (int64_t x = 0; x < columns; x++) {

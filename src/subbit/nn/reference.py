@@ -107,6 +107,12 @@ _ARITHMETIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def _arithmetic(op: records.Arithmetic, a: Tensor, b: Tensor) -> Tensor:
+    rank = max(a.dim(), b.dim())  # shapes are aligned at the end, behind the batch
+    a, b = (v.reshape(len(v), *[1] * (rank - v.dim()), *v.shape[1:]) for v in (a, b))
+    return _ARITHMETIC[op.function](a, b)
+
+
 def _as_map(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A function of (N, C, H, W) applied to values of any rank: (N, C, L) has height 1."""
     if x.dim() == 3:
@@ -179,7 +185,7 @@ _OPERATIONS: dict[type[Op], Callable[..., Tensor]] = {
     records.Pool: _pool,
     records.AdaptivePool: _adaptive_pool,
     records.Mean: lambda op, x: x.mean([d + 1 for d in op.dims], op.keepdim),
-    records.Arithmetic: lambda op, a, b: _ARITHMETIC[op.function](a, b),
+    records.Arithmetic: _arithmetic,
     records.Constant: lambda op, batch: _tensor(op.value).expand(batch, *op.value.shape),
     records.Concat: lambda op, *parts: torch.cat(parts, op.dim + 1),
     records.Slice: _slice,
