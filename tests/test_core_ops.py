@@ -130,11 +130,13 @@ def test_binary_input_runs_on_popcount() -> None:
 
 
 @given(
-    st.sampled_from(["max", "avg"]), st.tuples(sizes, sizes), st.tuples(sizes, sizes), st.tuples(st.booleans(), st.booleans()),
-    st.booleans(), st.booleans(), st.sampled_from([0, 0, 5]), st.integers(3, 11), st.integers(3, 11),
+    st.sampled_from(["max", "avg"]), st.tuples(sizes, sizes), st.tuples(sizes, sizes),
+    st.tuples(st.booleans(), st.booleans()), st.booleans(), st.booleans(), st.sampled_from([0, 0, 5]),
+    st.integers(3, 11), st.integers(3, 11),
 )  # fmt: skip
 def test_pooling(
-    kind: Any, kernel: Any, stride: Any, padded: Any, ceil_mode: bool, include: bool, divisor: int, height: int, width: int
+    kind: Any, kernel: Any, stride: Any, padded: Any, ceil_mode: bool, include: bool, divisor: int,
+    height: int, width: int,
 ) -> None:  # fmt: skip
     padding = kernel[0] // 2 * padded[0], kernel[1] // 2 * padded[1]
     op = r.Pool(
@@ -164,7 +166,7 @@ def test_broadcasting(data: st.DataObject, function: Any) -> None:
     full = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     a, b = ([data.draw(st.sampled_from([1, size])) for size in full] for _ in range(2))
     b = b[data.draw(st.integers(0, len(b))) :]
-    constant = r.Constant(inputs=(), value=np.abs(reals(*b)) + 0.5)
+    constant = r.Constant(inputs=(), value=(np.abs(reals(*b)) + 0.5).astype(np.float32))
     order = data.draw(st.sampled_from([(0, 1), (1, 0)]))
     x = np.abs(reals(2, *a)) + np.float32(0.5)
     check(program(a, constant, r.Arithmetic(inputs=order, function=function)), x)
