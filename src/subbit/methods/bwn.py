@@ -8,9 +8,11 @@ Rastegari et al., "XNOR-Net: ImageNet Classification Using Binary Convolutional 
 
 The first term is the gradient through α, the second that of the sign (estimator "clipped").
 
-Options of the original code, off by default: before it binarises, it centres each filter over its input channels
-(`centre`) and clips the latent weights to [−1, 1] (`clamp`). Both change the latent weights themselves, whenever they
-are used in training mode. The gate is closed at |W| = 1, so that clipped weights can come back.
+Options of the original code, off by default: `clamp` clips the latent weights to [−1, 1], as BinaryConnect does, and
+`centre` subtracts from each filter its mean over the input channels before it is binarised. The original centres the
+latent weights themselves and then clips them; here clipping comes first and centring is part of the function, which
+is the same step for the optimiser, and makes the result the same however often the layer is used between two steps.
+The gate is closed at |W| = 1, so that clipped weights can come back.
 """
 
 from __future__ import annotations
@@ -66,25 +68,24 @@ class BWNLayer(CompressedLayer):
         self.latent = new_parameter(self.weight_shape, dtype, device)
 
     def effective_weight(self) -> Tensor:
-        latent: Tensor = self.latent
-        if self.method.centre or self.method.clamp:
-            latent = self.bounded(self.latent, self._constrained())
+        latent = self._constrained()
         binary = estimator(self.method.estimator)(latent)
         return binary * _scale(latent, binary).reshape(-1, *[1] * (binary.ndim - 1))
 
+    @torch.no_grad()
     def record(self) -> Binary:
         latent = self._constrained()
         return Binary(as_signs(latent), as_float32(_scale(latent, signs(latent))))
 
     def _constrained(self) -> Tensor:
-        latent = self.latent.detach()
-        if self.method.centre:
-            latent = latent - latent.mean(1, keepdim=True)
-        return latent.clamp(-1, 1) if self.method.clamp else latent
+        latent: Tensor = self.latent
+        if self.method.clamp:
+            latent = self.bounded(self.latent, self.latent.detach().clamp(-1, 1))
+        return latent - latent.mean(1, keepdim=True) if self.method.centre else latent
 
     def bank_signs(self) -> Tensor:
         """The signs of the weights as they stand, True for +1."""
-        return self._constrained() >= 0
+        return self._constrained().detach() >= 0
 
     def start_random(self) -> None:
         # |W| uniform in 0 … r makes α = r/2, and α² has to be 2/fan_in for activations to keep their scale

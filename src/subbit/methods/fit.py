@@ -117,6 +117,8 @@ def _first_bank(blocks: Tensor, filters: int, binary: bool, index: Tensor | None
     picked: list[int] = []
     for _ in range(filters):
         likely = left.clamp_min(0) + torch.finfo(left.dtype).tiny
+        if len(picked) < len(blocks):
+            likely[picked] = 0  # a sign never fits its own block exactly, and a second copy of it is no use
         picked.append(int(torch.multinomial(likely, 1)))
         filter_ = form(blocks[picked[-1]][None])
         gain = (blocks @ filter_[0]).square() / filter_.square().sum().clamp_min(torch.finfo(left.dtype).tiny)

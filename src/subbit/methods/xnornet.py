@@ -51,8 +51,11 @@ class XNORNetLayer(BWNLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.method.input_scale:
             return super().forward(x)
-        y = self.plain(self.receive(x), self.effective_weight()) * self._input_scale(x)
-        return y if self.bias is None else y + self.bias.reshape(-1, *[1] * (len(self.weight_shape) - 2))
+        y = self.plain(self.receive(x), self.effective_weight())
+        y = y * self._input_scale(x).to(y.dtype)
+        if self.bias is None:
+            return y
+        return y + self.bias.to(y.dtype).reshape(-1, *[1] * (len(self.weight_shape) - 2))
 
     def _input_scale(self, x: Tensor) -> Tensor:
         """K, in the shape of the output or broadcast to it."""
