@@ -19,7 +19,8 @@
 /* Element-wise functions, numbered as in the file; SB_NONE is the identity. */
 typedef enum sb_function_kind {
     SB_RELU, SB_RELU6, SB_LEAKY_RELU, SB_HARDTANH, SB_SIGMOID, SB_HARD_SIGMOID, SB_SILU, SB_HARD_SWISH,
-    SB_GELU, SB_GELU_TANH, SB_TANH, SB_SIGN, SB_ABS, SB_ELU, SB_SOFTPLUS, SB_MISH, SB_FUNCTIONS,
+    SB_GELU, SB_GELU_TANH, SB_TANH, SB_SIGN, SB_ABS, SB_ELU, SB_SOFTPLUS, SB_MISH,
+    SB_EXP, SB_LOG, SB_SQRT, SB_FUNCTIONS,
     SB_NONE = 255
 } sb_function_kind;
 

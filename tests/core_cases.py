@@ -174,6 +174,7 @@ FUNCTIONS: dict[r.ActivationKind, tuple[float, float]] = {
     "relu": (0, 0), "relu6": (0, 0), "leaky_relu": (0.01, 0), "hardtanh": (-1.5, 0.5), "sigmoid": (0, 0),
     "hard_sigmoid": (0, 0), "silu": (0, 0), "hard_swish": (0, 0), "gelu": (0, 0), "gelu_tanh": (0, 0), "tanh": (0, 0),
     "sign": (0, 0), "abs": (0, 0), "elu": (1.25, 0), "softplus": (2, 5), "mish": (0, 0),
+    "exp": (0, 0), "log": (0, 0), "sqrt": (0, 0),
 }  # fmt: skip
 
 

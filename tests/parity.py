@@ -5,17 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import subbit
 from subbit.format import decode, encode
 from subbit.nn.pack import to_program
 from subbit.nn.reference import run
 from subbit.records import Op, Program
 
 TOLERANCE = 1e-4  # relative to the largest output; folding and summation order cost about 1e-6
-
-
-def packed(model: nn.Module, shape: tuple[int, ...], output: str | int | None = None) -> Program:
-    """The program that a reader of the fp32 file sees."""
-    return decode(encode(to_program(model, shape, storage="f32", output=output)))
 
 
 def outputs(model: nn.Module, x: Tensor) -> Tensor:
@@ -32,12 +28,14 @@ def relative_error(expected: Tensor, got: Tensor) -> float:
 
 
 def assert_parity(model: nn.Module, shape: tuple[int, ...], batches: tuple[int, ...] = (1, 4)) -> Program:
-    """The packed model gives what PyTorch gives, for several batch sizes; the program, for further questions."""
-    program = packed(model, shape)
+    """Reference and core give what PyTorch gives, for several batch sizes; the program, for further questions."""
+    data = encode(to_program(model, shape, storage="f32"))
+    program, net = decode(data), subbit.load(data)
     for batch in batches:
         x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(batch))
-        got = run(program, x)[program.output_value]
-        assert relative_error(outputs(model, x), got) <= TOLERANCE
+        expected = outputs(model, x)
+        assert relative_error(expected, run(program, x)[program.output_value]) <= TOLERANCE
+        assert relative_error(expected, torch.from_numpy(net(x.numpy()))) <= TOLERANCE
     return program
 
 

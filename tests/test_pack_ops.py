@@ -193,6 +193,15 @@ FUNCTIONS: dict[str, tuple[Function, tuple[int, ...]]] = {
     "flip": (lambda x: x.flip(3) + torch.flip(x, (2,)), IMAGE),
     "roll": (lambda x: x.roll(1, 2) + torch.roll(x, (2, -1), (3, 1)), IMAGE),
     "softmax": (lambda x: F.softmax(x, 1) + x.softmax(dim=-1) + torch.softmax(x, 2), IMAGE),
+    "log_softmax": (lambda x: F.log_softmax(10 * x, 1) + x.log_softmax(dim=-1), IMAGE),
+    "log_softmax_flat": (lambda x: F.log_softmax(x, dim=1), FLAT),
+    "norm": (
+        lambda x: x.norm(p=2, dim=(2, 3), keepdim=True) * x + torch.linalg.vector_norm(x, dim=1, keepdim=True),
+        IMAGE,
+    ),
+    "normalize": (lambda x: F.normalize(x) + F.normalize(x, p=1, dim=2), IMAGE),
+    "roots": (lambda x: (x * x + 1).sqrt() + (x.abs() + 1).log() + torch.rsqrt(x.exp() + 1), IMAGE),
+    "logsigmoid": (lambda x: F.logsigmoid(20 * x), IMAGE),
     # nothing at all
     "dropout": (lambda x: F.dropout(x, 0.5, training=False) + 1, IMAGE),
     "copies": (lambda x: x.clone().detach().float().to(x.device).contiguous() + 1, IMAGE),

@@ -27,6 +27,9 @@ static inline float apply(int kind, float a, float b, float x) {
         case SB_ELU: return x < 0 ? a * expm1f(x) : x;
         case SB_SOFTPLUS: return softplus(x, a, b);
         case SB_MISH: return x * tanhf(softplus(x, 1, 20));
+        case SB_EXP: return expf(x);
+        case SB_LOG: return logf(x);
+        case SB_SQRT: return sqrtf(x);
         default: return x;
     }
 }
@@ -42,7 +45,7 @@ static void function(sb_function f, const float *in, float *out, size_t count) {
         LOOP(SB_SIGMOID); LOOP(SB_HARD_SIGMOID); LOOP(SB_SILU); LOOP(SB_HARD_SWISH);
         LOOP(SB_GELU); LOOP(SB_GELU_TANH); LOOP(SB_TANH); LOOP(SB_SIGN);
         LOOP(SB_ABS); LOOP(SB_ELU); LOOP(SB_SOFTPLUS); LOOP(SB_MISH);
-        LOOP(SB_NONE);
+        LOOP(SB_EXP); LOOP(SB_LOG); LOOP(SB_SQRT); LOOP(SB_NONE);
         default: break;
     }
 #undef LOOP

@@ -181,7 +181,7 @@ class Affine(Op):
 
 ActivationKind = Literal[
     "relu", "relu6", "leaky_relu", "hardtanh", "sigmoid", "hard_sigmoid", "silu", "hard_swish",
-    "gelu", "gelu_tanh", "tanh", "sign", "abs", "elu", "softplus", "mish",
+    "gelu", "gelu_tanh", "tanh", "sign", "abs", "elu", "softplus", "mish", "exp", "log", "sqrt",
 ]  # fmt: skip
 
 

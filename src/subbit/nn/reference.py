@@ -95,6 +95,9 @@ _FUNCTIONS: dict[str, Callable[[records.Activation, Tensor], Tensor]] = {
     "elu": lambda op, x: F.elu(x, op.a),
     "softplus": lambda op, x: F.softplus(x, op.a, op.b),
     "mish": lambda op, x: F.mish(x),
+    "exp": lambda op, x: torch.exp(x),
+    "log": lambda op, x: torch.log(x),
+    "sqrt": lambda op, x: torch.sqrt(x),
 }
 
 _ARITHMETIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from subbit.nn.lowering.builder import Builder, Value
-from subbit.nn.lowering.pointwise import neg
+from subbit.nn.lowering.pointwise import activation, clamp, neg
 from subbit.nn.lowering.spatial import extreme
 from subbit.records import Mean, Softmax
 
@@ -244,15 +244,27 @@ def _index(b: Builder, x: Value, dim: int, item: Any) -> tuple[Value, int]:
 
 
 def mean(b: Builder, input: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Value:
+    dim = kwargs.get("axis", dim)
     b.require(dim is not None, "takes the mean over the batch: name the dimensions")
-    dims = b.dims(kwargs.get("axis", dim), input.rank)
-    return b.emit(Mean(inputs=(input.id,), dims=tuple(sorted(dims)), keepdim=keepdim), b.shape)
+    return _mean(b, input, b.dims(dim, input.rank), keepdim)
 
 
-def sum_(b: Builder, input: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Value:
-    average = mean(b, input, dim, keepdim, **kwargs)
-    count = prod(input.shape[d] for d in b.dims(dim, input.rank))
-    return b.scalar(average, float(count)) if average.rank else average
+def total(b: Builder, input: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Value:
+    dim = kwargs.get("axis", dim)
+    b.require(dim is not None, "sums over the batch: name the dimensions")
+    return _sum(b, input, b.dims(dim, input.rank), keepdim)
+
+
+def _mean(b: Builder, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
+    shape = [1 if d in dims else s for d, s in enumerate(x.shape) if keepdim or d not in dims]
+    return b.emit(Mean(inputs=(x.id,), dims=tuple(sorted(dims)), keepdim=keepdim), shape)
+
+
+def _sum(b: Builder, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
+    """The mean times the number of entries; summed with its dimensions kept, so that there is one to scale along."""
+    count = prod(x.shape[d] for d in dims)
+    scaled = b.scalar(_mean(b, x, dims, keepdim=True), float(count))
+    return scaled if keepdim else b.reshape(scaled, tuple(s for d, s in enumerate(x.shape) if d not in dims))
 
 
 def amax(b: Builder, input: Value, dim: Any = (), keepdim: bool = False) -> Value:
@@ -282,6 +294,28 @@ def softmax(b: Builder, input: Value, dim: int | None = None, *args: Any, **kwar
     return b.emit(Softmax(inputs=(input.id,), dim=b.dim(dim, input.rank)), input.shape)
 
 
+def log_softmax(b: Builder, input: Value, dim: int | None = None, *args: Any, **kwargs: Any) -> Value:
+    """x − max − log Σ exp(x − max)."""
+    b.require(dim is not None, "log_softmax without a dimension: name it")
+    below = b.arithmetic("sub", input, amax(b, input, dim, keepdim=True))
+    total = _sum(b, activation(b, below, "exp"), b.dims(dim or -1, input.rank), keepdim=True)
+    return b.arithmetic("sub", below, activation(b, total, "log"))
+
+
+def norm(b: Builder, input: Value, p: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Value:
+    """Length of vectors along dimensions: √Σ x² or Σ |x|."""
+    order = kwargs.get("ord", p)
+    b.require(dim is not None and order in (1, 2, 2.0, "fro", None), "supported are norms 1 and 2 along dimensions")
+    dims = b.dims(dim, input.rank)
+    if order == 1:
+        return _sum(b, activation(b, input, "abs"), dims, keepdim)
+    return activation(b, _sum(b, b.arithmetic("mul", input, input), dims, keepdim), "sqrt")
+
+
+def normalize(b: Builder, input: Value, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
+    return b.arithmetic("div", input, clamp(b, norm(b, input, p, dim, keepdim=True), min=eps))
+
+
 def new_constant(fill: float | None) -> Handler:
     """zeros_like, new_full, …: values that depend on nothing but a shape."""
 
@@ -302,8 +336,9 @@ MOVEMENT: dict[str, Handler] = {
     "cat": cat, "concat": cat, "concatenate": cat, "stack": stack, "split": split, "split_with_sizes": split,
     "chunk": chunk, "tensor_split": tensor_split, "unbind": unbind, "narrow": narrow, "select": select,
     "index_select": index_select, "flip": flip, "roll": roll, "getitem": getitem,
-    "mean": mean, "sum": sum_, "amax": amax, "amin": amin, "max": maximum_along, "min": minimum_along,
-    "softmax": softmax, "zeros_like": new_constant(0.0), "ones_like": new_constant(1.0),
+    "mean": mean, "sum": total, "amax": amax, "amin": amin, "max": maximum_along, "min": minimum_along,
+    "softmax": softmax, "log_softmax": log_softmax, "norm": norm, "vector_norm": norm,
+    "linalg_vector_norm": norm, "normalize": normalize, "zeros_like": new_constant(0.0), "ones_like": new_constant(1.0),
     "new_zeros": new_constant(0.0), "new_ones": new_constant(1.0), "new_full": new_constant(None),
     "full_like": new_constant(None),
 }  # fmt: skip

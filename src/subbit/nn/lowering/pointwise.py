@@ -69,6 +69,15 @@ def gelu(b: Builder, input: Value, *, approximate: str = "none") -> Value:
     return activation(b, input, "gelu_tanh" if approximate == "tanh" else "gelu")
 
 
+def logsigmoid(b: Builder, input: Value) -> Value:
+    """−softplus(−x), which does not overflow."""
+    return neg(b, activation(b, neg(b, input), "softplus", 1.0, 20.0))
+
+
+def rsqrt(b: Builder, input: Value) -> Value:
+    return reciprocal(b, activation(b, input, "sqrt"))
+
+
 def softsign(b: Builder, input: Value) -> Value:
     return b.arithmetic("div", input, b.scalar(activation(b, input, "abs"), 1.0, 1.0))
 
@@ -135,10 +144,17 @@ def neg(b: Builder, input: Value) -> Value:
 
 
 def power(b: Builder, input: Operand, exponent: Operand) -> Value:
-    whole = isinstance(input, Value) and isinstance(exponent, int | float) and float(exponent) in (1.0, 2.0, 3.0, 4.0)
-    b.require(whole, f"power {exponent if isinstance(exponent, int | float) else ''}: supported are the powers 1 to 4")
+    whole = (
+        isinstance(input, Value) and isinstance(exponent, int | float) and float(exponent) in (0.5, 1.0, 2.0, 3.0, 4.0)
+    )
+    b.require(
+        whole,
+        f"power {exponent if isinstance(exponent, int | float) else ''}: supported are the powers 1/2, 1, 2, 3 and 4",
+    )
     assert isinstance(input, Value)
     assert isinstance(exponent, int | float)
+    if exponent == 0.5:
+        return activation(b, input, "sqrt")
     result = input
     if exponent in (2, 4):
         result = b.arithmetic("mul", result, result)
@@ -246,6 +262,8 @@ ELEMENTWISE: dict[str, Handler] = {
     "relu": simple("relu"), "relu6": simple("relu6"), "sigmoid": simple("sigmoid"), "silu": simple("silu"),
     "hardsigmoid": simple("hard_sigmoid"), "hardswish": simple("hard_swish"), "tanh": simple("tanh"),
     "sign": simple("sign"), "abs": simple("abs"), "absolute": simple("abs"), "mish": simple("mish"),
+    "exp": simple("exp"), "log": simple("log"), "sqrt": simple("sqrt"), "rsqrt": rsqrt, "logsigmoid": logsigmoid,
+    "log_sigmoid": logsigmoid,
     "leaky_relu": leaky_relu, "rrelu": rrelu, "hardtanh": hardtanh, "elu": elu, "selu": selu, "celu": celu,
     "softplus": softplus,
     "gelu": gelu, "softsign": softsign, "tanhshrink": tanhshrink, "glu": glu, "prelu": prelu,
