@@ -18,11 +18,11 @@ typedef struct {
     float low, high;
 } limits;
 
-static bool is_clamp(sb_function f) {
+static bool is_limit(sb_function f) {
     return f.kind == SB_NONE || f.kind == SB_RELU || f.kind == SB_RELU6 || f.kind == SB_HARDTANH;
 }
 
-static limits clamp_of(sb_function f) {
+static limits limits_of(sb_function f) {
     switch (f.kind) {
     case SB_RELU: return (limits){0, INFINITY};
     case SB_RELU6: return (limits){0, 6};
@@ -33,6 +33,6 @@ static limits clamp_of(sb_function f) {
 
 /* The function that follows a convolution, where it is not a clamp. */
 static void apply_rest(const sb_conv *conv, float *out) {
-    if (!is_clamp(conv->then))
+    if (!is_limit(conv->then))
         simd_function(conv->then, out, out, (size_t)conv->weight.out * conv->out_height * conv->out_width);
 }

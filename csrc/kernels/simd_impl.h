@@ -4,12 +4,15 @@
 
 #include "simd_elementwise.h"
 #include "simd_common.h"
+#include "flat_impl.h"
+#include "fma_impl.h"
+#include "direct_impl.h"
 #include "table_impl.h"
 
 #define STRING2(x) #x
 #define STRING(x) STRING2(x)
 
-static const sb_conv_kernel *const convs[] = {&table_kernel, NULL};
+static const sb_conv_kernel *const convs[] = {&table_kernel, &fma_kernel, &direct_kernel, NULL};
 
 const sb_kernels PASTE(sb_kernels_, ROW) = {
     .name = STRING(ROW),

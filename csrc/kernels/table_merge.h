@@ -31,8 +31,8 @@ static NEVER_INLINE void PASTE(merge_region, WIDTH)(const sb_conv *conv, const t
     const sb_weight *weight = &conv->weight;
     const size_t plane_size = (size_t)conv->out_height * conv->out_width;
     const int per_group = weight->out / conv->groups, pieces = segment->rows * table->vectors;
-    const limits clamp = clamp_of(conv->then);
-    const FLOATS low = SPLAT(clamp.low), high = SPLAT(clamp.high);
+    const limits range = limits_of(conv->then);
+    const FLOATS low = SPLAT(range.low), high = SPLAT(range.high);
     table_piece piece[TABLE_MAX_VECTORS];
     find_pieces(conv, table, segment, WIDTH, piece);
     for (size_t t = (size_t)group * per_group; t < (size_t)(group + 1) * per_group; t++) {

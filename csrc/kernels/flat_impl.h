@@ -1,0 +1,231 @@
+/* Convolutions with real-valued filters on fused multiply-adds, pixels in the lanes.
+ *
+ * The input of a group is staged for a band of output rows: padding becomes zeros, and a stride splits it into
+ * planes (row mod stride, column mod stride), so that every tap is one offset from an output pixel. All planes share
+ * their pitch:
+ *
+ *   plane     0 a b c d 0     output pixel (y, x) at y·pitch + x
+ *             0 e f g h 0     tap (oy, ox) of it at + oy·pitch + ox, whatever the pixel
+ *
+ * Wide rows are cut into registers one by one. Narrow ones would leave lanes empty: there, registers run on over
+ * the row ends, and the few pixels in between are computed for nothing.
+ *
+ * Two kernels share this: "fma" multiplies every register with several filters, from weights unpacked once; "direct"
+ * unpacks one filter at a time, and serves depthwise and other convolutions of few channels per filter, with any weight.
+ */
+
+/* Part of a register that goes to one row of the output. */
+typedef struct {
+    int32_t lane, count;
+    int32_t pixel; /* of the output plane */
+} flat_part;
+
+typedef struct {
+    int32_t pixel; /* of the staged planes */
+    int32_t first_part, parts;
+} flat_vector;
+
+typedef struct {
+    int y_low, x_low;               /* smallest offsets of a tap */
+    int pitch, planes, band_rows;   /* band_rows: output rows per band */
+    int staged_rows, plane_floats;
+    int channels;                   /* of a group */
+    bool in_place;                  /* the input itself serves as the staged planes */
+    bool by_row;                    /* registers do not run on over row ends */
+    int max_vectors, max_parts;
+} flat_plan;
+
+typedef struct {
+    float *staged;       /* [channel][plane][row][pitch] */
+    int32_t *tap_offset; /* from a pixel to what each tap reads */
+    flat_vector *vectors;
+    flat_part *parts;
+    int vectors_count;
+} flat_scratch;
+
+enum {
+    FLAT_REGISTERS = LANES == 16 ? 4 : 2,  /* of pixels */
+    FLAT_FILTERS = LANES == 4 ? 4 : 6,     /* that share their loads */
+    FLAT_BAND_BYTES = 256 * 1024,          /* of staged input */
+};
+
+static int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+
+static int tap_y(const sb_conv *conv, int tap) { return tap / conv->weight.kernel_w * conv->dilation_h - conv->pad_top; }
+static int tap_x(const sb_conv *conv, int tap) { return tap % conv->weight.kernel_w * conv->dilation_w - conv->pad_left; }
+
+static flat_plan plan_flat(const sb_conv *conv) {
+    const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
+    flat_plan plan = {
+        .y_low = floor_divide(tap_y(conv, 0), conv->stride_h),
+        .x_low = floor_divide(tap_x(conv, 0), conv->stride_w),
+        .channels = conv->weight.blocks * conv->weight.depth,
+        .planes = conv->stride_h * conv->stride_w,
+    };
+    const int y_span = floor_divide(tap_y(conv, taps - 1), conv->stride_h) - plan.y_low;
+    const int x_span = floor_divide(tap_x(conv, taps - 1), conv->stride_w) - plan.x_low;
+    const int per_row = (conv->out_width + LANES - 1) / LANES;
+    plan.pitch = conv->out_width + x_span;
+    plan.in_place = taps == 1 && plan.planes == 1 && !conv->pad_top && !conv->pad_left &&
+                    conv->out_height == conv->height && conv->out_width == conv->width &&
+                    conv->height * conv->width >= LANES;
+    plan.by_row = !plan.in_place && per_row * LANES <= plan.pitch * 5 / 4;
+    plan.band_rows = conv->out_height;
+    if (!plan.in_place) {
+        const double row_bytes = (double)plan.channels * plan.planes * plan.pitch * sizeof(float);
+        const double rows = FLAT_BAND_BYTES / row_bytes - y_span;
+        if (rows < plan.band_rows)
+            plan.band_rows = rows < 1 ? 1 : (int)rows;
+    }
+    plan.staged_rows = plan.band_rows + y_span;
+    plan.plane_floats = plan.staged_rows * plan.pitch + FLAT_REGISTERS * LANES;
+    if (plan.in_place)
+        plan.plane_floats = conv->height * conv->width;
+    plan.max_vectors = plan.by_row ? plan.band_rows * per_row : (plan.band_rows * plan.pitch + LANES - 1) / LANES;
+    plan.max_parts = plan.max_vectors + (plan.by_row ? 0 : plan.band_rows);
+    return plan;
+}
+
+static size_t carve_flat_scratch(const sb_conv *conv, const flat_plan *plan, uint8_t *memory, size_t used,
+                                 flat_scratch *scratch) {
+    const size_t staged = plan->in_place ? 0 : (size_t)plan->channels * plan->planes * plan->plane_floats;
+    const size_t taps = (size_t)conv->weight.kernel_h * conv->weight.kernel_w;
+    scratch->staged = carve(memory, &used, staged * sizeof(float));
+    scratch->tap_offset = carve(memory, &used, taps * sizeof *scratch->tap_offset);
+    /* Tiles take FLAT_REGISTERS vectors; the last one repeats a vector where it lacks some. */
+    scratch->vectors = carve(memory, &used, (size_t)(plan->max_vectors + FLAT_REGISTERS) * sizeof *scratch->vectors);
+    scratch->parts = carve(memory, &used, (size_t)plan->max_parts * sizeof *scratch->parts);
+    return used;
+}
+
+static void find_tap_offsets(const sb_conv *conv, const flat_plan *plan, int32_t *tap_offset) {
+    const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
+    for (int tap = 0; tap < taps; tap++) {
+        const int y = floor_divide(tap_y(conv, tap), conv->stride_h), x = floor_divide(tap_x(conv, tap), conv->stride_w);
+        const int y_phase = tap_y(conv, tap) - y * conv->stride_h, x_phase = tap_x(conv, tap) - x * conv->stride_w;
+        tap_offset[tap] = (y_phase * conv->stride_w + x_phase) * plan->plane_floats + (y - plan->y_low) * plan->pitch +
+                          x - plan->x_low;
+    }
+}
+
+/* One row of a plane: input pixels first, first + stride, …, zeros where there are none. */
+static void stage_row(const sb_conv *conv, const float *channel, int y, int first, int pitch, float *row) {
+    if (y < 0 || y >= conv->height) {
+        memset(row, 0, (size_t)pitch * sizeof(float));
+        return;
+    }
+    const float *from = channel + (ptrdiff_t)y * conv->width;
+    const int stride = conv->stride_w;
+    int begin = first < 0 ? (-first + stride - 1) / stride : 0;
+    int end = first >= conv->width ? 0 : (conv->width - 1 - first) / stride + 1;
+    begin = begin < pitch ? begin : pitch;
+    end = end < begin ? begin : end < pitch ? end : pitch;
+    for (int x = 0; x < begin; x++)
+        row[x] = 0;
+    if (stride == 1)
+        memcpy(row + begin, from + first + begin, (size_t)(end - begin) * sizeof(float));
+    else
+        for (int x = begin; x < end; x++)
+            row[x] = from[first + x * stride];
+    for (int x = end; x < pitch; x++)
+        row[x] = 0;
+}
+
+static NEVER_INLINE void stage_band(const sb_conv *conv, const flat_plan *plan, const float *in, int y0,
+                                    float *staged) {
+    for (int c = 0; c < plan->channels; c++, in += (size_t)conv->height * conv->width)
+        for (int y_phase = 0; y_phase < conv->stride_h; y_phase++)
+            for (int x_phase = 0; x_phase < conv->stride_w; x_phase++, staged += plan->plane_floats)
+                for (int row = 0; row < plan->staged_rows; row++)
+                    stage_row(conv, in, (y0 + row + plan->y_low) * conv->stride_h + y_phase,
+                              plan->x_low * conv->stride_w + x_phase, plan->pitch, staged + row * plan->pitch);
+}
+
+/* Adds the register that starts at a pixel of row y, split where rows end. */
+static void add_vector(const sb_conv *conv, const flat_plan *plan, int y0, int rows, int pixel, flat_scratch *scratch,
+                       int *parts) {
+    flat_vector *vector = &scratch->vectors[scratch->vectors_count++];
+    *vector = (flat_vector){pixel, *parts, 0};
+    for (int lane = 0; lane < LANES;) {
+        const int row = (pixel + lane) / plan->pitch, x = (pixel + lane) % plan->pitch;
+        int count = LANES - lane;
+        if (row >= rows)
+            break;
+        if (x < conv->out_width) {
+            if (count > conv->out_width - x)
+                count = conv->out_width - x;
+            scratch->parts[(*parts)++] = (flat_part){lane, count, (y0 + row) * conv->out_width + x};
+            vector->parts++;
+        }
+        lane += x < conv->out_width ? count : plan->pitch - x;
+        if (plan->by_row)
+            break;
+    }
+}
+
+static void list_vectors(const sb_conv *conv, const flat_plan *plan, int y0, int rows, flat_scratch *scratch) {
+    int parts = 0;
+    scratch->vectors_count = 0;
+    if (plan->by_row) {
+        for (int row = 0; row < rows; row++)
+            for (int x = 0; x < conv->out_width; x += LANES)
+                add_vector(conv, plan, y0, rows, row * plan->pitch + x, scratch, &parts);
+    } else {
+        const int pixels = (rows - 1) * plan->pitch + conv->out_width;
+        for (int pixel = 0; pixel < pixels; pixel += LANES) {
+            /* Nothing is readable behind the end of an input used in place: the last register overlaps its neighbour. */
+            const bool overlap = plan->in_place && pixel + LANES > pixels;
+            add_vector(conv, plan, y0, rows, overlap ? pixels - LANES : pixel, scratch, &parts);
+        }
+    }
+    for (int i = 0; i < FLAT_REGISTERS; i++) /* to fill up the last tile */
+        scratch->vectors[scratch->vectors_count + i] = (flat_vector){.pixel = scratch->vectors[0].pixel};
+}
+
+/* Sums of `filters` filters at `registers` vectors; weights are [channel][tap][filter]. */
+ALWAYS_INLINE void flat_tile(const flat_plan *plan, const float *staged, const int32_t *tap_offset, int taps,
+                             int channels, const flat_vector *vectors, const float *weights, const int filters,
+                             const int registers, vfloat *sum) {
+    const size_t channel_floats = (size_t)plan->planes * plan->plane_floats;
+    const float *pixel[8];
+#pragma GCC unroll 8
+    for (int r = 0; r < registers; r++)
+        pixel[r] = staged + vectors[r].pixel;
+#pragma GCC unroll 32
+    for (int i = 0; i < filters * registers; i++)
+        sum[i] = (vfloat){0};
+    for (int c = 0; c < channels; c++) {
+        for (int tap = 0; tap < taps; tap++, weights += filters) {
+            const ptrdiff_t offset = (ptrdiff_t)(c * channel_floats) + tap_offset[tap];
+            vfloat x[8];
+#pragma GCC unroll 8
+            for (int r = 0; r < registers; r++)
+                x[r] = vload(pixel[r] + offset);
+#pragma GCC unroll 8
+            for (int f = 0; f < filters; f++) {
+                const vfloat weight = vsplat(weights[f]);
+#pragma GCC unroll 8
+                for (int r = 0; r < registers; r++)
+                    sum[f * registers + r] += weight * x[r];
+            }
+        }
+    }
+}
+
+/* Scale, shift and limits of output channel t, and its registers to their rows. */
+ALWAYS_INLINE void write_vectors(const sb_conv *conv, const flat_scratch *scratch, size_t t, limits range,
+                                 const flat_vector *vectors, int count, const vfloat *sum, float *out) {
+    const vfloat scale = vsplat(conv->weight.scale ? conv->weight.scale[t] : 1.0f);
+    const vfloat shift = vsplat(conv->weight.shift ? conv->weight.shift[t] : 0.0f);
+    float *plane = out + t * ((size_t)conv->out_height * conv->out_width);
+    for (int r = 0; r < count; r++) {
+        const vfloat v = vat_most(vat_least(sum[r] * scale + shift, vsplat(range.low)), vsplat(range.high));
+        const flat_part *part = scratch->parts + vectors[r].first_part;
+        for (int i = 0; i < vectors[r].parts; i++, part++) {
+            if (part->count == LANES)
+                vstore(plane + part->pixel, v);
+            else
+                vstore_part(plane + part->pixel - part->lane, v, part->lane, part->lane + part->count);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+/* Dense convolutions, and stacks of real-valued filters: every register of pixels meets several filters (flat_impl.h).
+ *
+ * Prepared weights are fp32, [group of FLAT_FILTERS filters][channel][tap][filter], zeros behind the last filter. */
+#include "../half.h"
+
+typedef struct {
+    flat_scratch flat;
+    float *maps; /* [input block][filter][register of the tile][lane] */
+} fma_scratch;
+
+/* Stored filters that serve one group of channels: a bank serves all of them, other filters belong to one. */
+static int filters_per_group(const sb_conv *conv) {
+    return conv->weight.index ? conv->weight.filters : conv->weight.out / conv->groups;
+}
+
+static int filter_batches(const sb_conv *conv) { return (filters_per_group(conv) + FLAT_FILTERS - 1) / FLAT_FILTERS; }
+
+static size_t batch_floats(const sb_conv *conv) {
+    return (size_t)conv->weight.depth * conv->weight.kernel_h * conv->weight.kernel_w * FLAT_FILTERS;
+}
+
+static double fma_cost(const sb_conv *conv) {
+    if (!conv->weight.values || conv->weight.binary_input)
+        return -1;
+    const flat_plan plan = plan_flat(conv);
+    const double bands = (double)((conv->out_height + plan.band_rows - 1) / plan.band_rows);
+    const double tiles = (double)((plan.max_vectors + FLAT_REGISTERS - 1) / FLAT_REGISTERS) * bands * conv->groups;
+    const double batches = (double)filter_batches(conv) * conv->weight.blocks;
+    const double multiply = (double)batch_floats(conv) * FLAT_REGISTERS * 0.5 + 20;
+    const double write = (double)conv->weight.out / conv->groups * (conv->weight.blocks + 2.0) * FLAT_REGISTERS * 2;
+    const double stage = (double)conv->channels * plan.planes * plan.staged_rows * (plan.pitch / 8.0 + 10) * bands;
+    return (tiles * (batches * multiply + write) + (plan.in_place ? 0 : stage)) / CYCLES_PER_NANOSECOND;
+}
+
+static size_t fma_prepared_size(const sb_conv *conv) {
+    const int banks = conv->weight.index ? 1 : conv->groups;
+    return (size_t)banks * filter_batches(conv) * batch_floats(conv) * sizeof(float);
+}
+
+static void fma_prepare(const sb_conv *conv, void *prepared) {
+    const sb_weight *weight = &conv->weight;
+    const int per_group = filters_per_group(conv);
+    const size_t size = (size_t)weight->depth * weight->kernel_h * weight->kernel_w;
+    float *weights = prepared;
+    for (int filter = 0; filter < weight->filters; filter++) {
+        const int group = filter / per_group, in_group = filter % per_group;
+        const size_t batch = (size_t)group * filter_batches(conv) + in_group / FLAT_FILTERS;
+        for (size_t i = 0; i < size; i++)
+            weights[(batch * size + i) * FLAT_FILTERS + in_group % FLAT_FILTERS] =
+                sb_load_value(weight->values, weight->half, (int64_t)(filter * size + i));
+    }
+}
+
+static size_t carve_fma_scratch(const sb_conv *conv, const flat_plan *plan, uint8_t *memory, fma_scratch *scratch) {
+    const size_t maps = (size_t)conv->weight.blocks * filter_batches(conv) * FLAT_FILTERS;
+    size_t used = 0;
+    scratch->maps = carve(memory, &used, maps * FLAT_REGISTERS * LANES * sizeof(float));
+    return carve_flat_scratch(conv, plan, memory, used, &scratch->flat);
+}
+
+static size_t fma_scratch_size(const sb_conv *conv) {
+    const flat_plan plan = plan_flat(conv);
+    fma_scratch scratch;
+    return carve_fma_scratch(conv, &plan, NULL, &scratch);
+}
+
+/* All maps of one tile of pixels: every input block with every filter. */
+static NEVER_INLINE void multiply_tile(const sb_conv *conv, const flat_plan *plan, const fma_scratch *scratch,
+                                       const float *staged, const flat_vector *vectors, const float *weights) {
+    const int taps = conv->weight.kernel_h * conv->weight.kernel_w, depth = conv->weight.depth;
+    const size_t block_floats = (size_t)depth * plan->planes * plan->plane_floats;
+    const int batches = filter_batches(conv);
+    vfloat *map = (vfloat *)scratch->maps;
+    for (int block = 0; block < conv->weight.blocks; block++)
+        for (int batch = 0; batch < batches; batch++, map += FLAT_FILTERS * FLAT_REGISTERS) {
+            vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
+            flat_tile(plan, staged + block * block_floats, scratch->flat.tap_offset, taps, depth, vectors,
+                      weights + batch * batch_floats(conv), FLAT_FILTERS, FLAT_REGISTERS, sum);
+#pragma GCC unroll 32
+            for (int i = 0; i < FLAT_FILTERS * FLAT_REGISTERS; i++)
+                map[i] = sum[i];
+        }
+}
+
+static NEVER_INLINE void merge_tile(const sb_conv *conv, const fma_scratch *scratch, int group,
+                                    const flat_vector *vectors, int count, float *out) {
+    const sb_weight *weight = &conv->weight;
+    const size_t k = (size_t)weight->blocks, maps = (size_t)filter_batches(conv) * FLAT_FILTERS;
+    const size_t per_group = (size_t)(weight->out / conv->groups);
+    const limits range = limits_of(conv->then);
+    for (size_t t = group * per_group; t < (group + 1) * per_group; t++) {
+        vfloat sum[FLAT_REGISTERS] = {{0}};
+        for (size_t i = 0; i < k; i++) {
+            const size_t filter = weight->index ? weight->index[t * k + i] : t - group * per_group;
+            const vfloat *map = (const vfloat *)scratch->maps + (i * maps + filter) * FLAT_REGISTERS;
+            const vfloat ratio = vsplat(weight->ratio ? weight->ratio[t * k + i] : 1.0f);
+#pragma GCC unroll 8
+            for (int r = 0; r < FLAT_REGISTERS; r++)
+                sum[r] += ratio * map[r];
+        }
+        write_vectors(conv, &scratch->flat, t, range, vectors, count, sum, out);
+    }
+}
+
+static void fma_run(const sb_conv *conv, const float *in, float *out, void *memory) {
+    const flat_plan plan = plan_flat(conv);
+    const float *weights = conv->prepared;
+    fma_scratch scratch;
+    carve_fma_scratch(conv, &plan, memory, &scratch);
+    find_tap_offsets(conv, &plan, scratch.flat.tap_offset);
+    for (int y = 0; y < conv->out_height; y += plan.band_rows) {
+        const int rows = conv->out_height - y < plan.band_rows ? conv->out_height - y : plan.band_rows;
+        list_vectors(conv, &plan, y, rows, &scratch.flat);
+        for (int group = 0; group < conv->groups; group++) {
+            const float *group_in = in + (size_t)group * plan.channels * conv->height * conv->width;
+            const float *staged = plan.in_place ? group_in : scratch.flat.staged;
+            const size_t bank = conv->weight.index ? 0 : (size_t)group * filter_batches(conv) * batch_floats(conv);
+            if (!plan.in_place)
+                stage_band(conv, &plan, group_in, y, scratch.flat.staged);
+            for (int first = 0; first < scratch.flat.vectors_count; first += FLAT_REGISTERS) {
+                const flat_vector *vectors = scratch.flat.vectors + first;
+                const int left = scratch.flat.vectors_count - first;
+                multiply_tile(conv, &plan, &scratch, staged, vectors, weights + bank);
+                merge_tile(conv, &scratch, group, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS, out);
+            }
+        }
+    }
+    apply_rest(conv, out);
+}
+
+static const sb_conv_kernel fma_kernel = {
+    "fma", fma_cost, fma_prepared_size, fma_prepare, fma_scratch_size, fma_run,
+};
