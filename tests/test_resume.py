@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,14 +120,13 @@ def test_killed_command_line(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Path]]:
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, Path]:
     """A run that stopped in its second epoch, at step 15, with checkpoints of steps 14 and 15."""
     settings = tiny.settings(checkpoint_minutes=0)
-    real, saved = checkpoints.save, []
+    real = checkpoints.save
 
     def save(folder: Path, content: dict[str, Any]) -> None:
         real(folder, content)
-        saved.append(content)
         if content["epoch"] == 1 and content["step"] == 5:
             raise RuntimeError("stopped by the test")
 
@@ -136,7 +134,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S
         patch.setattr(checkpoints, "save", save)
         with pytest.raises(RuntimeError, match="stopped by the test"):
             fit(settings, out=tmp_path / "run", data=tiny.digits())
-    yield settings, tmp_path / "run"
+    return settings, tmp_path / "run"
 
 
 def damage(path: Path, how: str) -> None:
@@ -199,7 +197,9 @@ def test_finished_run_is_not_run_again(tmp_path: Path) -> None:
     settings = tiny.settings(epochs=1)
     first = fit(settings, out=tmp_path / "run", data=tiny.digits())
     before = (tmp_path / "run" / "model.pt").stat().st_mtime_ns
-    assert fit(settings, out=tmp_path / "run", resume=True, data=tiny.digits()) == first == Result.read(tmp_path / "run")
+    assert (
+        fit(settings, out=tmp_path / "run", resume=True, data=tiny.digits()) == first == Result.read(tmp_path / "run")
+    )
     assert (tmp_path / "run" / "model.pt").stat().st_mtime_ns == before
 
 
@@ -277,7 +277,9 @@ def test_nan_stops_with_its_step_and_the_last_good_state(tmp_path: Path, monkeyp
         return value * float("nan") if self.done >= 12 else value
 
     monkeypatch.setattr(Learner, "loss", loss)
-    message = r"the loss is not a number since step 13 \(epoch 2\)\. The last good state, of step 10, is .*checkpoint\.pt"
+    message = (
+        r"the loss is not a number since step 13 \(epoch 2\)\. The last good state, of step 10, is .*checkpoint\.pt"
+    )
     with pytest.raises(TrainingError, match=message):
         fit(tiny.settings(), out=tmp_path / "run", data=tiny.digits())
     state, _ = checkpoints.load(tmp_path / "run")

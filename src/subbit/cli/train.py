@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
+from copy import copy
 from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
@@ -14,18 +15,20 @@ from rich.console import Console
 
 from subbit.cli.options import DepthOption, FiltersOption, ScaleOption, SelectionOption
 from subbit.errors import ConfigError
-from subbit.train.settings import Options, Settings, read_config
+from subbit.train.settings import Options, Settings, read_config, tomllib
 
 # Options of the stacking methods that have a flag of their own; all others go through --method-options.
 _METHOD_FLAGS = {"depth": DepthOption, "filters": FiltersOption, "scale": ScaleOption, "selection": SelectionOption}
-_GROUPS = {
-    "what": "model model_options data image_size method f1 f2 depth filters scale selection method_options keep init_from",
-    "training": "recipe epochs seed batch optimizer lr momentum weight_decay latent_decay selector_decay norm_decay "
-    "schedule warmup label_smoothing balance teacher distill_weight distill_temperature freeze_selection "
-    "batchnorm_batches",
-    "augmentation": "shift shift_fill flip cutout",
-    "measuring": "validation test_each_epoch",
-    "machine": "precision channels_last threads accelerator devices nodes data_dir checkpoint_minutes log_every",
+# The help shows the settings in their order, in panels that begin with these fields.
+_PANELS = {
+    "model": "What",
+    "recipe": "How long",
+    "optimizer": "Optimiser",
+    "label_smoothing": "Loss",
+    "shift": "Augmentation",
+    "freeze_selection": "End of training",
+    "validation": "Measuring",
+    "precision": "Machine",
 }
 
 
@@ -89,30 +92,28 @@ def _pair(option: str, text: str) -> tuple[str, bool | int | float | str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"--{option.replace('_', '-')} {text!r}: give name=value")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+    try:  # as in a config file: numbers and booleans are written plainly, anything else is text
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return name, parsed if isinstance(parsed, bool | int | float) else value
 
 
 def _signature() -> inspect.Signature:
     """The fixed parameters of `command`, then a flag for every field of `Settings`."""
-    fixed = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
-    kinds = typing.get_type_hints(Settings)
-    options = {spec.name: _flag(spec.name, spec.metadata, kinds[spec.name]) for spec in fields(Settings)}
-    options |= _METHOD_FLAGS
     keyword = inspect.Parameter.KEYWORD_ONLY
-    panels = {name: panel for panel, names in _GROUPS.items() for name in names.split()}
-    ordered = sorted(options, key=lambda name: list(panels).index(name))
-    added = [
-        inspect.Parameter(name, keyword, default=None, annotation=_in_panel(options[name], panels[name]))
-        for name in ordered
-    ]
-    return inspect.Signature([*(p.replace(kind=keyword) for p in fixed), *added])
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    fixed = [parameter.replace(kind=keyword) for parameter in parameters if parameter.name != "flags"]
+    kinds = typing.get_type_hints(Settings)
+    added, panel = [], ""
+    for spec in fields(Settings):
+        panel = _PANELS.get(spec.name, panel)
+        options = {spec.name: _flag(spec.name, spec.metadata, kinds[spec.name])}
+        if spec.name == "f2":
+            options |= _METHOD_FLAGS
+        for name, option in options.items():
+            added.append(inspect.Parameter(name, keyword, default=None, annotation=_in_panel(option, panel)))
+    return inspect.Signature([*fixed, *added])
 
 
 def _flag(name: str, about: typing.Mapping[str, Any], kind: Any) -> Any:
@@ -130,7 +131,8 @@ def _metavar(kind: Any) -> str | None:
 
 def _in_panel(annotation: Any, panel: str) -> Any:
     kind, option = typing.get_args(annotation)
-    option.rich_help_panel = panel.capitalize()
+    option = copy(option)  # those of cli.options are shared with other commands
+    option.rich_help_panel = panel
     return Annotated[kind, option]
 
 

@@ -1,7 +1,8 @@
-"""Random shifts, flips and cutout on whole batches: tensors in, tensors out, and never a dependence on history.
+"""Random shifts, flips, turns and cutout on whole batches: tensors in, tensors out, never a dependence on history.
 
     draw = Augmentation(shift=4, flip=True).draw(128, seed=derive(7, "augment", epoch, step))
     batch = draw.move(images)                   # uint8 (128, 3, 32, 32), moved and mirrored
+    batch = draw.turn(batch)                    # float where the augmentation turns or zooms, else as it was
     batch = draw.blank(normalised)              # float, squares set to the mean
 
 What happens to a batch is a pure function of the seed it is given, so a run that resumes in the middle of an
@@ -27,12 +28,15 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What may happen to an image: pixels of shift, what fills the edge, mirroring, side of a blanked square."""
+    """What may happen to an image: pixels of shift, what fills the edge, mirroring, side of a blanked square, and
+    the largest turn (degrees) and change of size (a share; height and width change on their own)."""
 
     shift: int = 0
     fill: Literal["zero", "reflect"] = "zero"
     flip: bool = False
     cutout: int = 0
+    rotate: float = 0.0
+    zoom: float = 0.0
 
     def draw(self, count: int, size: tuple[int, int], seed: int) -> Draw:
         """The choices for `count` images of `size` (height, width)."""
@@ -40,7 +44,8 @@ class Augmentation:
         shifts = torch.randint(-self.shift, self.shift + 1, (count, 2), generator=random)
         flips = torch.randint(0, 2, (count,), generator=random).bool() & self.flip
         centres = torch.stack([torch.randint(0, extent, (count,), generator=random) for extent in size], dim=1)
-        return Draw(self, shifts, flips, centres)
+        turns = (2 * torch.rand(count, 3, generator=random) - 1) * torch.tensor([self.rotate, self.zoom, self.zoom])
+        return Draw(self, shifts, flips, centres, turns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +56,10 @@ class Draw:
     shifts: Tensor  # (N, 2) down, right
     flips: Tensor  # (N,)
     centres: Tensor  # (N, 2) row, column
+    turns: Tensor  # (N, 3) degrees, change of width, change of height
 
     def part(self, rows: slice) -> Draw:
-        return Draw(self.augmentation, self.shifts[rows], self.flips[rows], self.centres[rows])
+        return Draw(self.augmentation, self.shifts[rows], self.flips[rows], self.centres[rows], self.turns[rows])
 
     def move(self, images: Tensor) -> Tensor:
         """The images (N, C, H, W) shifted and mirrored, in any dtype."""
@@ -73,6 +79,21 @@ class Draw:
         source = rows[:, :, None] * images.shape[3] + columns[:, None, :]
         moved = images.flatten(2).gather(2, source.view(count, 1, -1).expand(-1, channels, -1))
         return moved.view(count, channels, height, width)
+
+    def turn(self, images: Tensor) -> Tensor:
+        """The images turned about their middle and resized, sampled bilinearly; before they are normalised."""
+        if not self.augmentation.rotate and not self.augmentation.zoom:
+            return images
+        angle, wider, higher = self.turns.to(images.device).unbind(1)
+        cos, sin = torch.cos(torch.deg2rad(angle)), torch.sin(torch.deg2rad(angle))
+        wider, higher, nothing = 1 + wider, 1 + higher, torch.zeros_like(angle)
+        # rows of the matrix that takes a target position to its source, both in -1 … 1: (N, 2, 3)
+        matrix = torch.stack([cos * wider, -sin * higher, nothing, sin * wider, cos * higher, nothing], 1).view(
+            -1, 2, 3
+        )
+        grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
+        edge = "reflection" if self.augmentation.fill == "reflect" else "zeros"
+        return F.grid_sample(images.float(), grid, padding_mode=edge, align_corners=False)
 
     def blank(self, images: Tensor) -> Tensor:
         """The normalised images with a square set to 0, the mean; in place."""

@@ -45,7 +45,12 @@ class Batches:
         self.labels = torch.from_numpy(data.train.labels)
         self.normalise = Normalise(data)
         self.augmentation = Augmentation(
-            settings.shift, cast("Literal['zero', 'reflect']", settings.shift_fill), settings.flip, settings.cutout
+            shift=settings.shift,
+            fill=cast("Literal['zero', 'reflect']", settings.shift_fill),
+            flip=settings.flip,
+            cutout=settings.cutout,
+            rotate=settings.rotate,
+            zoom=settings.zoom,
         )
         self.rank, self.world = rank, world
         self.epoch, self.step = 0, 0
@@ -92,7 +97,7 @@ class Batches:
             (self.images.shape[2], self.images.shape[3]),
             derive(self.settings.seed, "augment", epoch, step),
         ).part(rows)
-        images = draw.blank(self.normalise(draw.move(self.images[index])))
+        images = draw.blank(self.normalise(draw.turn(draw.move(self.images[index]))))
         if self.settings.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return images, self.labels[index]

@@ -23,7 +23,7 @@ from rich.console import Console
 from subbit import data as datasets
 from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError, TrainingError
-from subbit.train import checkpoint
+from subbit.train import checkpoint, norm
 from subbit.train.batches import Batches
 from subbit.train.build import MODEL_FILE, build_model, open_run, save_run
 from subbit.train.evaluate import accuracy, reestimate_batchnorm
@@ -183,6 +183,8 @@ class _Run(Callback):
         self.started = self.saved_at = self.lap_at = time.monotonic()
         self.lap_step = self.learner.done
         self.lap_input = 0.0
+        if trainer.world_size > 1 and self.learner.device.type == "cpu":
+            norm.synchronise(self.learner.model)
         if self.writes:
             self.watch = Watch(self.learner.model)
             self.logs = Logs(self.out, self.learner.done)
@@ -216,6 +218,7 @@ class _Run(Callback):
             self.save()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        norm.separate(self.learner.model)
         if self.writes and self.learner.epoch == self.settings.epochs:
             self.live.close()
             self.logs.close()

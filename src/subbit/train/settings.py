@@ -10,6 +10,7 @@ This module imports neither torch nor Lightning.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import sys
 import types
@@ -98,6 +99,8 @@ class Settings:
     shift_fill: str = _value("zero", "What shifts in at the edge.", choices=("zero", "reflect"))
     flip: bool = _value(False, "Mirror half of the images.")
     cutout: int = _value(0, "Side of a square that is blanked out of each image.", low=0)
+    rotate: float = _value(0.0, "Random turns by up to this many degrees.", low=0, high=180)
+    zoom: float = _value(0.0, "Random change of width and height by up to this share.", low=0, high=0.9)
 
     # the end of training
     freeze_selection: float = _value(0.0, "Last share of the steps with fixed choices.", low=0, high=1)
@@ -202,6 +205,7 @@ def check_keys(values: Mapping[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------ conversion
 
 
+@functools.cache
 def _types() -> dict[str, Any]:
     return typing.get_type_hints(Settings)
 
