@@ -59,23 +59,25 @@ def _table(report: Report) -> Table:
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("method, or why kept", max_width=_MAX_REMARK)
+
+    def add(*cells: str, style: str = "") -> None:
+        table.add_row(*map(Text, cells), style=style)  # Text: a name may look like markup
+
     for layer in report.layers:
-        table.add_row(
-            layer.name, layer.kind, *_cells(layer, f"{layer.bits_per_weight:.3f}"), _remark(layer),
-            style=None if layer.method else "dim",
-        )  # fmt: skip
+        cells = _cells(layer, f"{layer.bits_per_weight:.3f}")
+        add(layer.name, layer.kind, *cells, _remark(layer), style="" if layer.method else "dim")
     for kind, rows in _by_kind(report.others).items():
         merged = _merged(rows)
         name = f"{len(rows)} modules" if len(rows) > 1 else _own_name(rows[0])
-        table.add_row(name, kind, *_cells(merged), "" if merged.stored_bits else "folded into the layers")
+        add(name, kind, *_cells(merged), "" if merged.stored_bits else "folded into the layers")
     overhead = "header, graph, names" if not report.pack_error else "last byte"
-    table.add_row(overhead, "", *_bit_cells(Bits()), f"{report.overhead_bits:,}")
+    add(overhead, "", *_bit_cells(Bits()), f"{report.overhead_bits:,}")
     table.add_section()
     total = _merged(list(report.rows))
     weights = sum(layer.weights for layer in report.layers)
-    cells = list(_cells(total, f"{report.stored_bits / weights:.3f}" if weights else ""))
-    cells[4] = f"{report.stored_bits:,}"
-    table.add_row("total", "", *cells, style="bold")
+    sums = list(_cells(total, f"{report.stored_bits / weights:.3f}" if weights else ""))
+    sums[4] = f"{report.stored_bits:,}"
+    add("total", "", *sums, style="bold")
     return table
 
 

@@ -34,16 +34,18 @@ def measure(model: nn.Module, input_shape: Sequence[int], storage: Storage = "f1
     layers = find_layers(model)
     shape = _without_batch(input_shape, layers)
     example = _example(model, shape)
-    positions = count_positions(model, layers, example)
     decisions, notes = _decisions(model)
-    rows = [_layer(layer, positions, decisions, storage) for layer in layers]
-    others = _others(model, layers, positions, storage)
-    try:
-        overhead, rows, others = _packed(model, example, storage, layers, rows, others)
-        pack_error = ""
-    except PackError as error:
-        overhead = -sum(row.stored_bits for row in [*rows, *others]) % 8  # up to a whole byte
-        pack_error = str(error)
+    # the model may draw random numbers when it runs; the user's stream of them stays where it is
+    with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
+        positions = count_positions(model, layers, example)
+        rows = [_layer(layer, positions, decisions, storage) for layer in layers]
+        others = _others(model, layers, positions, storage)
+        try:
+            overhead, rows, others = _packed(model, example, storage, layers, rows, others)
+            pack_error = ""
+        except PackError as error:
+            overhead = -sum(row.stored_bits for row in [*rows, *others]) % 8  # up to a whole byte
+            pack_error = str(error)
     return Report(type(model).__name__, shape, tuple(rows), tuple(others), overhead, pack_error, notes)
 
 
@@ -154,9 +156,8 @@ def count_positions(model: nn.Module, layers: list[Layer], example: Tensor) -> d
         module = copy.get_submodule(layer.name)
         counter.watch(layer.name, module)
         counter.owners |= {id(p): layer.name for p in module.parameters() if p.ndim > 1}
-    devices = [example.device] if example.is_cuda else []
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=devices), counter:
+        with torch.no_grad(), counter:
             copy(example)
     except SubbitError:
         raise
