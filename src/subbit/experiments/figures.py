@@ -164,7 +164,11 @@ def _accuracy_over_bytes(table: Table) -> str:
                 if row.published and dense_bytes and table.spec.column in row.published.accuracy
             ]
             ours = [row.measured for row in rows if row.measured]
-            counted = [(dense_bytes / m.last.paper_ratio, m.accuracy, m.spread or 0.0) for m in ours if dense_bytes]
+            counted = [
+                (dense_bytes / m.last.paper_ratio, m.accuracy, m.spread or 0.0)
+                for m in ours
+                if m.last.paper_ratio and dense_bytes
+            ]
             files = [(m.last.stored_bytes, m.accuracy, m.spread or 0.0) for m in ours]
             seen += _plot(left, paper, number, hollow=True)
             seen += _plot(left, counted, number)
@@ -189,7 +193,7 @@ def _accuracy_over_ratio(table: Table) -> str:
         seen: list[float] = []
         for number, series in enumerate(_series(table), start=1):
             ours = [m for row, m in table.measured if row.row.series == series]
-            points = [(m.last.paper_ratio, m.accuracy, m.spread or 0.0) for m in ours]
+            points = [(m.last.paper_ratio, m.accuracy, m.spread or 0.0) for m in ours if m.last.paper_ratio]
             seen += _plot(axes, points, number, label=series)
         axes.set(xlabel="compression ratio, by the paper's count", ylabel="test accuracy (%)", title=table.spec.title)
         _zoom(axes, seen)

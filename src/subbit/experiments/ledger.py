@@ -43,7 +43,7 @@ class Entry:
     stored_bytes: int
     dense_bytes: int
     ratio: float
-    paper_ratio: float
+    paper_ratio: float | None  # None for a network without convolutions, which the paper's count leaves out
     seconds: float
     date: str  # UTC, ISO 8601
     commit: str  # empty outside a checkout
@@ -72,21 +72,23 @@ def append(path: Path, entry: Entry) -> None:
 
     Where a crash left the last line without its end, the new one starts on a line of its own.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     line = (entry.to_line() + "\n").encode()
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        if os.fstat(descriptor).st_size:
-            os.lseek(descriptor, -1, os.SEEK_END)
-            if os.read(descriptor, 1) != b"\n":
-                line = b"\n" + line
-        if os.write(descriptor, line) != len(line):
-            raise DataError(f"{path}: the line could not be written whole; free some space and run the command again")
-        os.fsync(descriptor)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            if os.fstat(descriptor).st_size:
+                os.lseek(descriptor, -1, os.SEEK_END)
+                if os.read(descriptor, 1) != b"\n":
+                    line = b"\n" + line
+            written = os.write(descriptor, line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise DataError(f"cannot append to {path}: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+    if written != len(line):
+        raise DataError(f"{path}: the line could not be written whole; free some space and run the command again")
 
 
 def read(path: Path) -> Ledger:
@@ -121,7 +123,7 @@ def _entry(content: object) -> Entry:
     for name in ("seed", "epochs", "spec_epochs", "stored_bytes", "dense_bytes", "threads"):
         if type(values[name]) is not int:
             raise TypeError(f"{name} is not a whole number")
-    for name in ("accuracy", "ratio", "paper_ratio", "seconds"):
+    for name in ("accuracy", "ratio", "seconds"):
         values[name] = float(values[name])
     return Entry(**values)
 

@@ -143,7 +143,7 @@ def describe(job: Job, folder: Path, result: Result) -> Entry:
         command=job.command,
         settings={key: value for key, value in run.settings.to_dict().items() if key not in _PATHS},
         layers=tuple(
-            Layer(layer.name, layer.weights, layer.bits.total, usage.get(layer.name, ())) for layer in report.layers
+            Layer(layer.name, layer.weights, layer.stored_bits, usage.get(layer.name, ())) for layer in report.layers
         ),
     )
 
@@ -159,7 +159,7 @@ def _curve(result: Result) -> tuple[str, tuple[float, ...]]:
 
 def _environment(folder: Path) -> dict[str, Any]:
     """What the run noted of its surroundings when it began."""
-    from subbit.train.fit import ENVIRONMENT_FILE
+    from subbit.train.runner import ENVIRONMENT_FILE
 
     path = folder / ENVIRONMENT_FILE
     try:

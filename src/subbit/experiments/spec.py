@@ -211,11 +211,11 @@ def _hash(settings: Settings, inputs: Mapping[str, str]) -> str:
     which is added later leaves the old rows what they were.
     """
     left_out = ("epochs", "seed", "recipe", "test_each_epoch", "threads", "accelerator", "devices", "nodes")
-    plain = Settings()
+    plain = Settings().to_dict()
     defining = {
         key: value
         for key, value in settings.to_dict().items()
-        if key in _SETTINGS_KEYS and key not in left_out and value != plain.to_dict()[key]
+        if key in _SETTINGS_KEYS and key not in left_out and value != plain[key]
     }
     # What a default may become later must not matter for the names of things.
     defining |= {"model": settings.model, "data": settings.data, "method": settings.method}

@@ -152,7 +152,9 @@ def accuracy(measured: Measured | None) -> str:
     return f"{measured.accuracy:.2f}{spread}{epochs}"
 
 
-def ratio(value: float) -> str:
+def ratio(value: float | None) -> str:
+    if value is None:
+        return NONE
     return f"{value:.1f}×" if value < 1000 else f"{value:.0f}×"
 
 
