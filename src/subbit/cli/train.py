@@ -15,7 +15,7 @@ from rich.console import Console
 
 from subbit.cli.options import DepthOption, FiltersOption, ScaleOption, SelectionOption
 from subbit.errors import ConfigError
-from subbit.train.settings import Options, Settings, read_config, tomllib
+from subbit.train.settings import Options, Settings, parse_value, read_config
 
 # Options of the stacking methods that have a flag of their own; all others go through --method-options.
 _METHOD_FLAGS = {"depth": DepthOption, "filters": FiltersOption, "scale": ScaleOption, "selection": SelectionOption}
@@ -92,11 +92,7 @@ def _pair(option: str, text: str) -> tuple[str, bool | int | float | str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"--{option.replace('_', '-')} {text!r}: give name=value")
-    try:  # as in a config file: numbers and booleans are written plainly, anything else is text
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
-    return name, parsed if isinstance(parsed, bool | int | float) else value
+    return name, parse_value(value)
 
 
 def _signature() -> inspect.Signature:

@@ -194,6 +194,15 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
+def parse_value(text: str) -> bool | int | float | str:
+    """A value as a config file writes it: true, 3 and 0.5 are what they look like, anything else is text."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float) else text
+
+
 def check_keys(values: Mapping[str, Any]) -> None:
     """Refuse keys that no setting has."""
     known = [spec.name for spec in fields(Settings)]
