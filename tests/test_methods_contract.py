@@ -14,7 +14,7 @@ from hypothesis import given
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from subbit.errors import ConfigError, ModelError, PackError
+from subbit.errors import ConfigError, ModelError
 from subbit.methods import METHODS, CompressedLayer, Method, from_config
 from subbit.methods.base import Init, Plain
 from tests.strategies import EVERY_METHOD, methods, plain_layer, plain_layers
@@ -116,10 +116,6 @@ def test_record_gives_the_effective_weight_to_the_bit(method: Method, kind: str)
     plain, x = plain_layer(kind)
     for init in INITS:
         layer = method.layer(plain, init=init)
-        if has_input_scale(method):
-            with pytest.raises(PackError, match="input_scale"):
-                layer.record()
-            continue
         layer(x).sum().backward()
         with torch.no_grad():
             for parameter in layer.parameters():  # beyond the bounds of latent weights, and away from the start
@@ -295,9 +291,8 @@ def test_nan_weights_are_refused(method: Method) -> None:
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.fill_(float("nan"))
-    if not has_input_scale(method):
-        with pytest.raises(ModelError, match="NaN"):
-            layer.record()
+    with pytest.raises(ModelError, match="NaN"):
+        layer.record()
 
 
 @every_method

@@ -185,6 +185,11 @@ class CompressedLayer(nn.Module):
     # -- what all of them share
 
     @property
+    def input_scale(self) -> bool:
+        """Whether the output is multiplied by K, the mean size of the input around each place (XNOR-Net)."""
+        return False
+
+    @property
     def weight(self) -> Tensor:
         return self.effective_weight()
 

@@ -8,8 +8,8 @@ Rastegari et al., "XNOR-Net: ImageNet Classification Using Binary Convolutional 
 The order of a block is BatchNorm – sign – convolution – (pooling). Zero padding comes after the sign. With groups, A is
 the mean over the channels of a group.
 
-The original code leaves K out, so `input_scale` is off by default. A layer with it trains and runs in PyTorch but has
-no packed form, as K needs the real input at run time.
+The original code leaves K out, so `input_scale` is off by default. A packed layer with it needs the real input beside
+its signs, and some more operations.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subbit.errors import PackError
 from subbit.methods.base import LikeConv1d, LikeConv2d, LikeLinear, LikePlain, check_flags
 from subbit.methods.bwn import BWN, BWNLayer
-from subbit.records import Binary
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,6 +46,10 @@ class XNORNetLayer(BWNLayer):
 
     method: XNORNet
 
+    @property
+    def input_scale(self) -> bool:
+        return self.method.input_scale
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.method.input_scale:
             return super().forward(x)
@@ -67,11 +69,6 @@ class XNORNetLayer(BWNLayer):
         kernel = self.weight_shape[2:]
         box = x.new_full((self.groups, 1, *kernel), 1 / math.prod(kernel))
         return self.plain(mean, box).repeat_interleave(self.out_channels // self.groups, channel)
-
-    def record(self) -> Binary:
-        if self.method.input_scale:
-            raise PackError("XNORNet(input_scale=True) needs the real input at run time and has no packed form")
-        return super().record()
 
 
 class XNORNetConv1d(LikeConv1d, XNORNetLayer):

@@ -123,7 +123,8 @@ class _Lowering:
     def _handle(self, node: fx.Node) -> Any:
         b = self.builder
         args: Any = map_aggregate(node.args, self._argument)
-        kwargs = {k: map_aggregate(v, self._argument) for k, v in node.kwargs.items() if k != "out" or v is not None}
+        given = {k: v for k, v in node.kwargs.items() if k != "out" or v is not None}
+        kwargs: Any = map_aggregate(given, self._argument)
         if node.op == "call_module":
             return weighted.compressed(b, self.trace.layers[str(node.target)], *args, **kwargs)
         if node.target is getattr:

@@ -74,16 +74,16 @@ def avg_pool(dims: int) -> Handler:
 def adaptive_pool(kind: Kind, dims: int) -> Handler:
     def handler(b: Builder, input: Value, output_size: Any, return_indices: bool = False) -> Value:
         b.flag("return_indices", return_indices, False)
-        return _adaptive(b, input, kind, b.shape, dims)
+        wanted = [output_size] * dims if output_size is None or isinstance(output_size, int) else list(output_size)
+        return _adaptive(b, input, kind, [size or 0 for size in wanted])
 
     return handler
 
 
-def _adaptive(b: Builder, x: Value, kind: Kind, shape: tuple[int, ...], dims: int) -> Value:
-    if shape == x.shape:
-        return x
-    output = (shape[-2], shape[-1]) if dims == 2 else (1, shape[-1])
-    return b.emit(AdaptivePool(inputs=(x.id,), kind=kind, output=output), shape)
+def _adaptive(b: Builder, x: Value, kind: Kind, wanted: Sequence[int]) -> Value:
+    """Adaptive pooling to the sizes `wanted` of the last dimensions; 0 keeps the input's, whatever it is."""
+    output = (wanted[0], wanted[1]) if len(wanted) == 2 else (1, wanted[0])
+    return b.emit(AdaptivePool(inputs=(x.id,), kind=kind, output=output), b.shape)
 
 
 def extreme(b: Builder, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
@@ -154,7 +154,7 @@ def interpolate(
     dims = input.rank - 1
     b.require(dims in (1, 2), "resampling of (C, L) and (C, H, W) values is supported")
     if mode == "area":
-        return _adaptive(b, input, "avg", b.shape, dims)
+        return _adaptive(b, input, "avg", b.shape[-dims:])
     b.require(mode in _MODES, f"mode {mode!r} has no packed form: supported are nearest, bilinear, linear and area")
     factor = (0.0, 0.0)  # 0: coordinates are mapped by output size over input size
     if scale_factor is not None and not recompute_scale_factor:
@@ -162,7 +162,8 @@ def interpolate(
             [float(f) for f in scale_factor] if isinstance(scale_factor, Sequence) else [float(scale_factor)] * dims
         )
         factor = (factors[0], factors[1]) if dims == 2 else (1.0, factors[0])
-    output = (b.shape[-2], b.shape[-1]) if dims == 2 else (1, b.shape[-1])
+    sizes = (b.shape[-2], b.shape[-1]) if dims == 2 else (1, b.shape[-1])
+    output = sizes if factor == (0.0, 0.0) else (0, 0)  # 0: by the factor, for inputs of any size
     op = Upsample(
         inputs=(input.id,), mode=_MODES[mode], output=output, factor=factor, align_corners=bool(align_corners)
     )

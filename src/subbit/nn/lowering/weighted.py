@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subbit.methods.base import CompressedLayer
 from subbit.nn.lowering.builder import Builder, Float32, Value
-from subbit.records import Conv, LayerNorm, Linear, Weight
+from subbit.records import Activation, Conv, Dense, LayerNorm, Linear, Mean, Shape, Weight
 
 Numbers = int | Sequence[int]
 
@@ -60,18 +60,53 @@ def addmm(b: Builder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alph
     return b.affine(product, shift=b.vector(input, "bias"))
 
 
-def compressed(b: Builder, layer: CompressedLayer, x: Value) -> Value:
+def compressed(b: Builder, layer: CompressedLayer, input: Value) -> Value:
     """A layer of subbit, as its record."""
-    record, binary = b.layer_record(layer), layer.method.binary_input
+    record = b.layer_record(layer)
+    if not layer.input_scale:
+        return _like_layer(b, layer, input, record, layer.bias, layer.method.binary_input)
+    signed = _like_layer(b, layer, input, record, None, layer.method.binary_input)
+    scaled = b.arithmetic("mul", signed, _input_scale(b, layer, input))
+    if layer.bias is None:
+        return scaled
+    bias = b.numbers(layer.bias, "bias")
+    if layer.kind != "linear" or scaled.rank == 1:
+        return b.affine(scaled, shift=bias)
+    return b.arithmetic("add", scaled, b.constant(bias.reshape((1,) * (scaled.rank - 1) + (-1,))))
+
+
+def _like_layer(
+    b: Builder, layer: CompressedLayer, x: Value, weight: Weight, bias: Tensor | None, binary_input: bool
+) -> Value:
+    """A weight of any kind with the geometry of `layer`."""
     if layer.kind == "linear":
-        return _linear(b, x, record, layer.bias, binary)
+        return _linear(b, x, weight, bias, binary_input)
     dims = len(layer.kernel_size)
     padding: Numbers | str = layer.padding
     if layer.padding_mode != "zeros":
-        mode = {"reflect": "reflect", "replicate": "replicate", "circular": "circular"}[layer.padding_mode]
-        x = b.pad(x, _sides(b, padding, layer.kernel_size, layer.dilation), mode)
+        x = b.pad(x, _sides(padding, layer.kernel_size, layer.dilation), layer.padding_mode)
         padding = 0
-    return _convolution(b, x, record, layer.bias, dims, layer.stride, padding, layer.dilation, layer.groups, binary)
+    shape = (weight.shape[0], *b.shape[1:])
+    return _convolution(
+        b, x, weight, bias, dims, layer.stride, padding, layer.dilation, layer.groups, binary_input, shape
+    )
+
+
+def _input_scale(b: Builder, layer: CompressedLayer, x: Value) -> Value:
+    """K of XNOR-Net: |x| averaged over the channels of a group, then over the kernel."""
+    size = b.emit(Activation(inputs=(x.id,), function="abs"), x.shape)
+    if layer.kind == "linear":
+        mean = Mean(inputs=(size.id,), dims=(x.rank - 1,), keepdim=True)
+        return b.emit(mean, (*x.shape[:-1], 1))
+    groups, place = layer.groups, x.shape[1:]
+    rows = b.reshape(size, (groups, x.shape[0] // groups, *place))
+    mean_size = b.emit(Mean(inputs=(rows.id,), dims=(1,)), (groups, *place))
+    box = np.full((groups, 1, *layer.kernel_size), 1 / prod(layer.kernel_size), np.float32)
+    scale = _like_layer(b, layer, mean_size, Dense(box), None, binary_input=False)
+    if groups == 1:
+        return scale
+    repeated = b.concat([b.reshape(scale, (groups, 1, *scale.shape[1:]))] * (layer.out_channels // groups), 1)
+    return b.reshape(repeated, (layer.out_channels, *scale.shape[1:]))
 
 
 def batch_norm(
@@ -184,6 +219,7 @@ def _convolution(
     dilation: Numbers,
     groups: int,
     binary_input: bool = False,
+    shape: Shape | None = None,
 ) -> Value:
     b.require(x.rank == dims + 1, f"a Conv{dims}d of an input without a batch: supported are batches of (C, …) values")
     op = Conv(
@@ -192,12 +228,12 @@ def _convolution(
         weight=weight,
         shift=b.vector(bias, "bias"),
         stride=pair(stride, 1),
-        padding=_sides(b, padding, weight.shape[2:], dilation),
+        padding=_sides(padding, weight.shape[2:], dilation),
         dilation=pair(dilation, 1),
         groups=groups,
         binary_input=binary_input,
     )
-    return b.emit(op, b.shape)
+    return b.emit(op, b.shape if shape is None else shape)
 
 
 def _linear(b: Builder, x: Value, weight: Weight, bias: Tensor | None, binary_input: bool = False) -> Value:
@@ -214,17 +250,19 @@ def pair(numbers: Numbers, fill: int) -> tuple[int, int]:
     return (fill, values[0]) if len(values) == 1 else (values[0], values[1])
 
 
-def _sides(b: Builder, padding: Numbers | str, kernel: Sequence[int], dilation: Numbers) -> tuple[int, int, int, int]:
+def _sides(padding: Numbers | str, kernel: Sequence[int], dilation: Numbers) -> tuple[int, int, int, int]:
     """Padding per side; "same" puts the odd one behind, as PyTorch does."""
     dims = len(kernel)
     if padding == "same":
-        steps = [dilation] * dims if isinstance(dilation, int) else list(dilation)
-        totals = [d * (k - 1) for d, k in zip(steps * dims, kernel, strict=False)]
-        sides = [(t // 2, t - t // 2) for t in totals]
-    elif isinstance(padding, str):
-        sides = [(0, 0)] * dims  # "valid"
+        totals = [step * (size - 1) for step, size in zip(_each(dilation, dims), kernel, strict=True)]
+        sides = [(total // 2, total - total // 2) for total in totals]
     else:
-        amounts = [padding] * dims if isinstance(padding, int) else list(padding) * (dims if len(padding) == 1 else 1)
-        sides = [(p, p) for p in amounts]
+        sides = [(amount, amount) for amount in _each(0 if isinstance(padding, str) else padding, dims)]
     (top, bottom), (left, right) = sides if dims == 2 else [(0, 0), sides[0]]
     return (top, bottom, left, right)
+
+
+def _each(numbers: Numbers, dims: int) -> list[int]:
+    """One number per dimension; a single one serves all."""
+    values = [numbers] if isinstance(numbers, int) else list(numbers)
+    return values * dims if len(values) == 1 else values
