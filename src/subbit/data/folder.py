@@ -23,7 +23,7 @@ def load_folder(root: Path, *, size: int = 32, seed: int = 0) -> DataSet:
     train_root, test_root = _child(root, _TRAIN), _child(root, _TEST)
     if train_root and test_root:
         classes = _classes(train_root)
-        extra = sorted(set(_classes(test_root)) - set(classes))
+        extra = sorted(set(_subfolders(test_root)) - set(classes))
         if extra:
             raise DataError(f"{test_root} has classes that {train_root} lacks: {', '.join(extra)}")
         train = _read(_files(train_root, classes, required=True), size)
@@ -41,8 +41,12 @@ def _child(root: Path, names: tuple[str, ...]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
+def _subfolders(root: Path) -> tuple[str, ...]:
+    return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
+
+
 def _classes(root: Path) -> tuple[str, ...]:
-    names = tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    names = _subfolders(root)
     if len(names) < 2:
         raise DataError(
             f"{root} has {len(names)} subfolders: expected at least two, one per class, with images in them"
