@@ -6,7 +6,7 @@ Floats agree to 1e-5 of the largest output: sums run in another order, and produ
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -15,7 +15,22 @@ from hypothesis import strategies as st
 
 from subbit.errors import ConfigError
 from subbit.format import encode
-from subbit.records import Activation, Binary, Conv, Dense, Float32, Linear, Program, Stacked, Weight
+from subbit.records import (
+    Activation,
+    ActivationKind,
+    Affine,
+    Arithmetic,
+    Binary,
+    Constant,
+    Conv,
+    Dense,
+    Float32,
+    Linear,
+    Pool,
+    Program,
+    Stacked,
+    Weight,
+)
 from subbit.runtime import load
 
 TOLERANCE = 1e-5
@@ -53,7 +68,6 @@ class Case:
     groups: int = 1
     blocks: int = 1
     filters: int = 4
-    kinds: tuple[Kind, ...] = ("binary", "stacked")
 
     def weight(self, kind: Kind, rng: np.random.Generator) -> Weight:
         depth = self.channels // self.groups
@@ -66,7 +80,7 @@ class Case:
         values = bank * np.abs(rng.standard_normal(bank.shape)).astype(np.float32)
         return Stacked(values if kind == "lego" else bank, index, _values(rng, self.out, self.blocks))
 
-    def program(self, kind: Kind, *, function: str = "relu", binary_input: bool = False) -> Program:
+    def program(self, kind: Kind, *, function: ActivationKind = "relu", binary_input: bool = False) -> Program:
         rng = np.random.default_rng(0)
         conv = Conv(
             inputs=(0,),
@@ -79,7 +93,7 @@ class Case:
             groups=self.groups,
             binary_input=binary_input,
         )
-        ops = (conv, Activation(inputs=(1,), function=function, a=-1.0, b=1.5))  # type: ignore[arg-type]
+        ops = (conv, Activation(inputs=(1,), function=function, a=-1.0, b=1.5))
         return Program((self.channels, *self.size), ops, storage="f32")
 
 
@@ -91,10 +105,11 @@ def _values(rng: np.random.Generator, *shape: int) -> Float32:
     return np.asarray(rng.uniform(0.5, 1.5, shape) * _signs(rng, shape), np.float32)
 
 
-def run(program: Program, row: str, images: int = 1) -> tuple[Float32, str]:
-    """Outputs of a program, and the kernel that its first operation used."""
+def run(program: Program, row: str, x: Float32 | None = None) -> tuple[Float32, str]:
+    """Output of a program, and the kernel that its first operation used."""
     net = load(encode(program), isa=row)
-    x = np.random.default_rng(1).standard_normal((images, *program.input_shape)).astype(np.float32)
+    if x is None:
+        x = np.random.default_rng(1).standard_normal(program.input_shape).astype(np.float32)
     return net(x), net.operations[0].kernel
 
 
@@ -161,8 +176,102 @@ def test_convolution(name: str, kind: Kind, row: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("kernel", ["table", "lanes", "direct", "fma"])
+def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the cost model would take another one."""
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    used = {check(case.program("lego" if kernel == "fma" else "stacked"), row) for case in CASES.values()}
+    assert kernel in used or (kernel == "lanes" and row in ("sse2", "neon"))
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("storage", ["f16", "f32"])
+@pytest.mark.parametrize("kind", ["binary", "stacked", "lego", "dense"])
+@pytest.mark.parametrize(
+    "features", [(512, 10), (37, 19), (3, 1), (128, 200)], ids=["classifier", "odd", "tiny", "many_outputs"]
+)
+def test_fully_connected(features: tuple[int, int], kind: Kind, storage: Literal["f16", "f32"], row: str) -> None:
+    blocks = 2 if features[0] % 2 == 0 else 1
+    case = Case(features[0], (1, 1), features[1], kernel=(1, 1), padding=(0, 0, 0, 0), blocks=blocks, filters=7)
+    rng = np.random.default_rng(0)
+    weight = case.weight(kind, rng)
+    if isinstance(weight, Dense):
+        weight = Dense(weight.values[:, :, 0, 0])
+    elif isinstance(weight, Binary):
+        weight = Binary(weight.signs[:, :, 0, 0], weight.scale)
+    else:
+        weight = Stacked(weight.bank[:, :, 0, 0], weight.index, weight.scale)
+    layer = Linear(inputs=(0,), weight=weight, shift=_values(rng, features[1]))
+    check(Program((features[0],), (layer,), storage=storage), row)
+    check(Program((5, features[0]), (layer,), storage=storage), row)  # rows
+
+
+POOLS = {
+    "halves": Pool(inputs=(0,), kind="max", kernel=(2, 2), stride=(2, 2)),
+    "stem": Pool(inputs=(0,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),
+    "same": Pool(inputs=(0,), kind="max", kernel=(3, 3), stride=(1, 1), padding=(1, 1)),
+    "hangs_over": Pool(inputs=(0,), kind="max", kernel=(3, 2), stride=(2, 2), ceil_mode=True),
+    "dilated": Pool(inputs=(0,), kind="max", kernel=(2, 3), stride=(1, 2), dilation=(2, 2), padding=(1, 1)),
+    "stride3": Pool(inputs=(0,), kind="max", kernel=(3, 3), stride=(3, 3)),
+    "means": Pool(inputs=(0,), kind="avg", kernel=(2, 2), stride=(2, 2)),
+    "means_with_padding": Pool(inputs=(0,), kind="avg", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),
+    "means_without_padding": Pool(
+        inputs=(0,), kind="avg", kernel=(3, 3), stride=(1, 1), padding=(1, 1), count_include_pad=False
+    ),
+    "means_hang_over": Pool(inputs=(0,), kind="avg", kernel=(3, 3), stride=(2, 2), padding=(1, 1), ceil_mode=True),
+    "means_of_own_divisor": Pool(inputs=(0,), kind="avg", kernel=(3, 2), stride=(2, 1), divisor=5),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("size", [(9, 33), (32, 32), (5, 4), (6, 1100)], ids=str)
+def test_pooling(name: str, size: tuple[int, int], row: str) -> None:
+    program = Program((3, *size), (POOLS[name],))
+    check(program, row, exact=POOLS[name].kind == "max")
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_maximum_keeps_nan_and_infinity(row: str) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 8, 40)).astype(np.float32)
+    x[0, 1, 3] = x[0, 2, 3] = x[0, 4, 9] = np.nan
+    x[0, 0] = -np.inf
+    program = Program((1, 8, 40), (POOLS["stem"],))
+    np.testing.assert_array_equal(run(program, row, x)[0], run(program, "portable", x)[0])
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("function", get_args(ActivationKind))
+def test_functions(function: ActivationKind, row: str) -> None:
+    program = Program((7, 19), (Activation(inputs=(0,), function=function, a=0.3, b=1.5),))
+    x = np.linspace(-30, 30, 7 * 19, dtype=np.float32).reshape(7, 19)
+    got, want = run(program, row, x)[0], run(program, "portable", x)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    x[0, 3], x[1, 4], x[2, 5] = np.nan, np.inf, -np.inf
+    got, want = run(program, row, x)[0], run(program, "portable", x)[0]
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("function", ["add", "sub", "mul", "div", "max", "min"])
+@pytest.mark.parametrize("other", [(3, 5, 7), (3, 1, 1), (1,)], ids=["same", "per_channel", "scalar"])
+def test_arithmetic(
+    function: Literal["add", "sub", "mul", "div", "max", "min"], other: tuple[int, ...], row: str
+) -> None:
+    value = np.random.default_rng(2).uniform(0.5, 2.0, other).astype(np.float32)
+    ops = (Constant(inputs=(), value=value), Arithmetic(inputs=(0, 1), function=function))
+    check(Program((3, 5, 7), ops, storage="f32"), row)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_affine(row: str) -> None:
+    scale, shift = np.array([[0.5, -2.0, 3.0], [1.0, 0.0, -1.0]], np.float32)
+    check(Program((3, 5, 7), (Affine(inputs=(0,), scale=scale, shift=shift),), storage="f32"), row)
+
+
+@pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("function", ["relu6", "hardtanh", "sigmoid", "gelu", "leaky_relu"])
-def test_function_behind_a_convolution(function: str, row: str) -> None:
+def test_function_behind_a_convolution(function: ActivationKind, row: str) -> None:
     check(CASES["seven"].program("stacked", function=function), row)
 
 

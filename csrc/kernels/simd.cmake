@@ -1,9 +1,10 @@
 # One row of the kernel table per instruction set: the same sources under other flags, chosen at run time by dispatch.c.
+# The properties go to the directory of the target, which is not this one.
 # Products may contract into fused multiply-adds here; the portable row keeps them apart.
 function(subbit_row row definition)
   target_sources(subbit_core PRIVATE kernels/simd_${row}.c)
   target_compile_definitions(subbit_core PRIVATE ${definition})
-  set_source_files_properties(kernels/simd_${row}.c PROPERTIES
+  set_source_files_properties(kernels/simd_${row}.c TARGET_DIRECTORY subbit_core PROPERTIES
     COMPILE_OPTIONS "-O3;-ffp-contract=fast;${ARGN}")
 endfunction()
 

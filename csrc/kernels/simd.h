@@ -169,4 +169,39 @@ ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *sele
 }
 #endif
 
+/* The signed sums of a quad in one register, looked up by a nibble in every lane of a word.
+ *
+ * 16 lanes hold all sums. 8 lanes hold those in which channel 3 counts +1; a nibble is stored so that its bit 3 says
+ * "negate" and its other bits, inverted where it does, number the sum. */
+#if LANES == 16
+typedef __m512i lane_selector;
+static const float lane_signs[4][16] = {
+    {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
+    {-1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1},
+    {-1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1},
+    {-1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1},
+};
+static inline uint32_t lane_nibble(unsigned nibble) { return nibble; }
+ALWAYS_INLINE lane_selector load_selector(const uint32_t *words) { return _mm512_load_si512(words); }
+ALWAYS_INLINE lane_selector next_selector(lane_selector words) { return _mm512_srli_epi32(words, 4); }
+ALWAYS_INLINE vfloat select_sums(const float *sums, lane_selector words) {
+    return (vfloat)_mm512_permutexvar_ps(words, _mm512_load_ps(sums));
+}
+#elif LANES == 8
+typedef __m256i lane_selector;
+static const float lane_signs[4][8] = {
+    {-1, 1, -1, 1, -1, 1, -1, 1},
+    {-1, -1, 1, 1, -1, -1, 1, 1},
+    {-1, -1, -1, -1, 1, 1, 1, 1},
+    {1, 1, 1, 1, 1, 1, 1, 1},
+};
+static inline uint32_t lane_nibble(unsigned nibble) { return nibble & 8 ? nibble & 7 : 8 | (~nibble & 7); }
+ALWAYS_INLINE lane_selector load_selector(const uint32_t *words) { return _mm256_load_si256((const __m256i *)words); }
+ALWAYS_INLINE lane_selector next_selector(lane_selector words) { return _mm256_srli_epi32(words, 4); }
+ALWAYS_INLINE vfloat select_sums(const float *sums, lane_selector words) {
+    const __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(words, 28)), _mm256_set1_ps(-0.0f));
+    return (vfloat)_mm256_xor_ps(_mm256_permutevar8x32_ps(_mm256_load_ps(sums), words), sign);
+}
+#endif
+
 #endif

@@ -1,7 +1,123 @@
-/* Element-wise functions. */
+/* Element-wise functions and arithmetic on vectors; what is rare stays with the portable row. */
+#include <math.h>
+
 #include "../kernels.h"
 
+/* ReLU and its relatives are limits, and cost nothing where a convolution stores its result anyway. */
+typedef struct {
+    float low, high;
+} limits;
+
+static bool is_limit(sb_function f) {
+    return f.kind == SB_NONE || f.kind == SB_RELU || f.kind == SB_RELU6 || f.kind == SB_HARDTANH;
+}
+
+static limits limits_of(sb_function f) {
+    switch (f.kind) {
+    case SB_RELU: return (limits){0, INFINITY};
+    case SB_RELU6: return (limits){0, 6};
+    case SB_HARDTANH: return (limits){f.a, f.b};
+    default: return (limits){-INFINITY, INFINITY};
+    }
+}
+
+static inline float limit(float x, limits range) { return x < range.low ? range.low : x > range.high ? range.high : x; }
+
+ALWAYS_INLINE vfloat vlimit(vfloat x, limits range) {
+    return vat_most(vat_least(x, vsplat(range.low)), vsplat(range.high));
+}
+
+/* e^x to a few units in the last place: x = n·ln 2 + r, a polynomial in r, and 2^n put together from bits. */
+ALWAYS_INLINE vfloat vexp(vfloat x) {
+    const vword infinite = (vword)(x > vsplat(88.7f));
+    x = vat_most(vat_least(x, vsplat(-87.0f)), vsplat(88.0f));
+    const vfloat shifted = x * vsplat(1.44269504f) + vsplat(0x1.8p23f); /* rounds to an integer in the low bits */
+    const vfloat n = shifted - vsplat(0x1.8p23f);
+    const vfloat r = (x - n * vsplat(0x1.62e400p-1f)) - n * vsplat(0x1.7f7d1cp-20f);
+    vfloat p = vsplat(1.3888889e-3f);
+    p = p * r + vsplat(8.3333333e-3f);
+    p = p * r + vsplat(4.1666667e-2f);
+    p = p * r + vsplat(1.6666667e-1f);
+    p = p * r + vsplat(0.5f);
+    p = p * r + vsplat(1.0f);
+    p = p * r + vsplat(1.0f);
+    p = (vfloat)((vword)p + ((vword)shifted << 23));
+    return (vfloat)((infinite & (vword)vsplat(INFINITY)) | (~infinite & (vword)p));
+}
+
+ALWAYS_INLINE vfloat vsigmoid(vfloat x) { return vsplat(1.0f) / (vsplat(1.0f) + vexp(-x)); }
+
+ALWAYS_INLINE vfloat apply_vector(const int kind, sb_function f, vfloat x) {
+    const limits six = {0, 6};
+    switch (kind) {
+    case SB_LEAKY_RELU: return vat_least(x, vsplat(0)) + vsplat(f.a) * vat_most(x, vsplat(0));
+    case SB_HARD_SIGMOID: return vlimit(x + vsplat(3), six) / vsplat(6);
+    case SB_HARD_SWISH: return x * vlimit(x + vsplat(3), six) / vsplat(6);
+    case SB_SIGMOID: return vsigmoid(x);
+    case SB_SILU: return x * vsigmoid(x);
+    default: return vlimit(x, limits_of(f));
+    }
+}
+
+ALWAYS_INLINE void map_vectors(const int kind, sb_function f, const float *in, float *out, size_t count) {
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        vstore(out + i, apply_vector(kind, f, vload(in + i)));
+    if (i < count)
+        vstore_part(out + i, apply_vector(kind, f, vload_part(in + i, 0, (int)(count - i))), 0, (int)(count - i));
+}
+
 static void simd_function(sb_function f, const float *in, float *out, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        out[i] = sb_apply(f, in[i]);
+    switch (f.kind) {
+    case SB_RELU:
+    case SB_RELU6:
+    case SB_HARDTANH: map_vectors(SB_RELU, f, in, out, count); break;
+    case SB_LEAKY_RELU: map_vectors(SB_LEAKY_RELU, f, in, out, count); break;
+    case SB_HARD_SIGMOID: map_vectors(SB_HARD_SIGMOID, f, in, out, count); break;
+    case SB_HARD_SWISH: map_vectors(SB_HARD_SWISH, f, in, out, count); break;
+    case SB_SIGMOID: map_vectors(SB_SIGMOID, f, in, out, count); break;
+    case SB_SILU: map_vectors(SB_SILU, f, in, out, count); break;
+    default: sb_kernels_portable.function(f, in, out, count);
+    }
+}
+
+ALWAYS_INLINE vfloat combine(const sb_arithmetic f, vfloat a, vfloat b) {
+    switch (f) {
+    case SB_ADD: return a + b;
+    case SB_SUB: return a - b;
+    case SB_MUL: return a * b;
+    default: return a / b;
+    }
+}
+
+ALWAYS_INLINE void combine_vectors(const sb_arithmetic f, const float *a, size_t a_step, const float *b, size_t b_step,
+                                   float *out, size_t count) {
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        vstore(out + i, combine(f, a_step ? vload(a + i) : vsplat(*a), b_step ? vload(b + i) : vsplat(*b)));
+    if (i < count) {
+        const int rest = (int)(count - i);
+        const vfloat x = a_step ? vload_part(a + i, 0, rest) : vsplat(*a);
+        const vfloat y = b_step ? vload_part(b + i, 0, rest) : vsplat(*b);
+        vstore_part(out + i, combine(f, x, y), 0, rest);
+    }
+}
+
+static void simd_arithmetic(sb_arithmetic f, const float *a, size_t a_step, const float *b, size_t b_step, float *out,
+                            size_t count) {
+    switch (f) {
+    case SB_ADD: combine_vectors(SB_ADD, a, a_step, b, b_step, out, count); break;
+    case SB_SUB: combine_vectors(SB_SUB, a, a_step, b, b_step, out, count); break;
+    case SB_MUL: combine_vectors(SB_MUL, a, a_step, b, b_step, out, count); break;
+    case SB_DIV: combine_vectors(SB_DIV, a, a_step, b, b_step, out, count); break;
+    default: sb_kernels_portable.arithmetic(f, a, a_step, b, b_step, out, count);
+    }
+}
+
+static void simd_affine(float scale, float shift, const float *in, float *out, size_t count) {
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        vstore(out + i, vsplat(scale) * vload(in + i) + vsplat(shift));
+    for (; i < count; i++)
+        out[i] = scale * in[i] + shift;
 }

@@ -7,15 +7,27 @@
 #include "flat_impl.h"
 #include "fma_impl.h"
 #include "direct_impl.h"
+#include "linear_impl.h"
+#include "pool_impl.h"
 #include "table_impl.h"
+#include "lanes_impl.h"
 
 #define STRING2(x) #x
 #define STRING(x) STRING2(x)
 
-static const sb_conv_kernel *const convs[] = {&table_kernel, &fma_kernel, &direct_kernel, NULL};
+static const sb_conv_kernel *const convs[] = {
+    &table_kernel,
+#if LANES >= 8
+    &lanes_kernel,
+#endif
+    &fma_kernel, &direct_kernel, &linear_kernel, NULL,
+};
 
 const sb_kernels PASTE(sb_kernels_, ROW) = {
     .name = STRING(ROW),
     .convs = convs,
     .function = simd_function,
+    .arithmetic = simd_arithmetic,
+    .affine = simd_affine,
+    .pool = simd_pool,
 };

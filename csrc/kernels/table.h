@@ -85,6 +85,9 @@ bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table);
 size_t table_prepared_size(const sb_conv *conv, int lanes);
 void table_prepare(const sb_conv *conv, int lanes, void *prepared);
 
+/* `channels` bits of stored filters from `bit` on, at most 4. */
+unsigned table_source_nibble(const uint8_t *bits, size_t bit, int channels);
+
 static inline int table_chunk_quads(const table_plan *table, int chunk) {
     const int rest = table->quads - chunk * table->chunk_quads;
     return rest < table->chunk_quads ? rest : table->chunk_quads;

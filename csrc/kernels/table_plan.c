@@ -116,6 +116,13 @@ static double estimate(const sb_conv *conv, const table_plan *table) {
     return (double)table->units * (table->unit_blocks * (build + filter * table->max_list) + table->unit_regions * merge);
 }
 
+/* Input blocks whose filters a block of the unit lists. An input block that comes in several blocks of the unit, as
+ * with 3 of them in registers of 2 segments, needs its filters in the same places everywhere: then all list all. */
+static int inputs_per_block(const sb_conv *conv, const table_plan *table) {
+    const int k = conv->weight.blocks;
+    return k % table->segments == 0 ? table->segments : k;
+}
+
 static bool try_layout(const sb_conv *conv, table_plan *table, int slot, int rows) {
     const sb_weight *weight = &conv->weight;
     table->slot = slot;
@@ -128,8 +135,7 @@ static bool try_layout(const sb_conv *conv, table_plan *table, int slot, int row
     table->unit_regions = table->segments / greatest_common_divisor(table->segments, weight->blocks);
     table->unit_blocks = table->unit_regions * weight->blocks / table->segments;
     table->units = conv->groups * ceil_div(table->x_tiles * table->y_tiles, table->unit_regions);
-    table->max_list =
-        smaller(weight->filters, weight->out / conv->groups * smaller(weight->blocks, table->segments));
+    table->max_list = smaller(weight->filters, weight->out / conv->groups * inputs_per_block(conv, table));
     lay_out_planes(conv, table, NULL);
     choose_chunks(conv, table);
     table->cost = estimate(conv, table);
@@ -218,7 +224,7 @@ static void plan_steps(const sb_conv *conv, table_plan *table) {
 
 /* ---------------------------------------------------------------------------------------------- weights */
 
-static unsigned source_nibble(const uint8_t *bits, size_t bit, int channels) {
+unsigned table_source_nibble(const uint8_t *bits, size_t bit, int channels) {
     if (channels == TABLE_QUAD && bit % TABLE_QUAD == 0)
         return bits[bit / 8] >> bit % 8 & 15;
     unsigned nibble = 0;
@@ -247,7 +253,7 @@ static void pack_nibbles(const sb_conv *conv, table_plan *table) {
                 for (int quad = 0; quad < quads; quad++) {
                     const int channel = (chunk * table->chunk_quads + quad) * TABLE_QUAD;
                     const unsigned nibble =
-                        source_nibble(conv->weight.bits, first + channel, smaller(TABLE_QUAD, depth - channel));
+                        table_source_nibble(conv->weight.bits, first + channel, smaller(TABLE_QUAD, depth - channel));
                     out[quad / 2] |= (uint8_t)(nibble << quad % 2 * 4);
                 }
             }
@@ -257,7 +263,7 @@ static void pack_nibbles(const sb_conv *conv, table_plan *table) {
 /* Which filters each block has to look up: a shared filter that no output channel uses there is left out. */
 static void list_filters(const sb_conv *conv, table_plan *table) {
     const sb_weight *weight = &conv->weight;
-    const int k = weight->blocks, per_group = weight->out / conv->groups;
+    const int k = weight->blocks, per_group = weight->out / conv->groups, inputs = inputs_per_block(conv, table);
     const uint16_t unused = UINT16_MAX;
     uint16_t *place = table->place;
     uint32_t filled = 0;
@@ -266,8 +272,8 @@ static void list_filters(const sb_conv *conv, table_plan *table) {
             const uint32_t begin = filled;
             table->list_begin[group * table->unit_blocks + block] = begin;
             memset(place, 0xff, (size_t)weight->filters * sizeof *place);
-            for (int segment = 0; segment < smaller(table->segments, k); segment++) {
-                const int input = (block * table->segments + segment) % k;
+            for (int n = 0; n < inputs; n++) {
+                const int input = (block * inputs + n) % k;
                 for (int t = group * per_group; t < (group + 1) * per_group; t++) {
                     const size_t entry = (size_t)t * k + input;
                     const uint16_t filter = weight->index ? weight->index[entry] : (uint16_t)t;

@@ -1,0 +1,105 @@
+/* Pooling on vectors: the rows under a window are combined into one, then its columns, a register of windows at a time.
+ * Rows of more than POOL_WIDTH pixels and strides beyond 2 are left to the portable row. */
+
+enum { POOL_WIDTH = 1024 };
+
+/* NaN wins, as in the portable row: x86 gives the second operand where either is NaN. */
+ALWAYS_INLINE vfloat larger_or_nan(vfloat a, vfloat b) {
+    const vword nan = (vword)(a != a);
+    return (vfloat)((nan & (vword)a) | (~nan & (vword)vat_least(b, a)));
+}
+
+ALWAYS_INLINE vfloat pool_pair(const bool average, vfloat a, vfloat b) {
+    if (average)
+        return a + b;
+    return larger_or_nan(a, b);
+}
+
+/* The input rows under the windows of output row y as one row, at row[pad_left]; the rest holds what counts for nothing. */
+ALWAYS_INLINE int pool_rows(const sb_pool *pool, const bool average, const float *plane, int y, float *row) {
+    int used = 0;
+    for (int ky = 0; ky < pool->kernel_h; ky++) {
+        const int in_y = y * pool->stride_h - pool->pad_top + ky * pool->dilation_h;
+        if (in_y < 0 || in_y >= pool->height)
+            continue;
+        const float *from = plane + (size_t)in_y * pool->width;
+        float *to = row + pool->pad_left;
+        if (!used++) {
+            memcpy(to, from, (size_t)pool->width * sizeof(float));
+            continue;
+        }
+        int x = 0;
+        for (; x + LANES <= pool->width; x += LANES)
+            vstore(to + x, pool_pair(average, vload(to + x), vload(from + x)));
+        if (x < pool->width) {
+            const int rest = pool->width - x;
+            vstore_part(to + x, pool_pair(average, vload_part(to + x, 0, rest), vload_part(from + x, 0, rest)), 0, rest);
+        }
+    }
+    return used;
+}
+
+/* How many elements of a window count for an average, along one dimension. */
+static int pool_extent(int first, int kernel, int size, int pad_end, bool with_pad) {
+    int end = first + kernel < size + pad_end ? first + kernel : size + pad_end;
+    if (!with_pad) {
+        end = end < size ? end : size;
+        first = first < 0 ? 0 : first;
+    }
+    return end > first ? end - first : 0;
+}
+
+ALWAYS_INLINE vfloat pool_columns(const sb_pool *pool, const bool average, const float *row, int x) {
+    vfloat result = {0};
+    for (int kx = 0; kx < pool->kernel_w; kx++) {
+        const float *from = row + x * pool->stride_w + kx * pool->dilation_w;
+        const vfloat v = pool->stride_w == 1 ? vload(from) : even_lanes(vload(from), vload(from + LANES));
+        result = kx ? pool_pair(average, result, v) : v;
+    }
+    return result;
+}
+
+ALWAYS_INLINE void pool_plane(const sb_pool *pool, const bool average, const float *plane, float *row,
+                              const float *columns, float *out) {
+    for (int y = 0; y < pool->out_height; y++, out += pool->out_width) {
+        const int used = pool_rows(pool, average, plane, y, row);
+        const int top = y * pool->stride_h - pool->pad_top;
+        const int rows = pool_extent(top, pool->kernel_h, pool->height, pool->pad_bottom, pool->count_include_pad);
+        for (int x = 0; x < pool->out_width; x += LANES) {
+            const int lanes = pool->out_width - x < LANES ? pool->out_width - x : LANES;
+            vfloat v = pool_columns(pool, average, row, x);
+            if (average)
+                v /= vsplat(pool->divisor ? (float)pool->divisor : (float)rows) * vload(columns + x);
+            if (!used)
+                v = vsplat(average ? 0.0f : -INFINITY);
+            if (lanes == LANES)
+                vstore(out + x, v);
+            else
+                vstore_part(out + x, v, 0, lanes);
+        }
+    }
+}
+
+static void simd_pool(const sb_pool *pool, const float *in, float *out) {
+    float row[POOL_WIDTH + 4 * LANES], columns[POOL_WIDTH + LANES];
+    const int64_t last = (int64_t)(pool->out_width - 1) * pool->stride_w + (int64_t)(pool->kernel_w - 1) * pool->dilation_w;
+    const int64_t reach = last + 1 > pool->pad_left + pool->width ? last + 1 : (int64_t)pool->pad_left + pool->width;
+    if (pool->stride_w > 2 || reach > POOL_WIDTH || (pool->average && (pool->dilation_h > 1 || pool->dilation_w > 1))) {
+        sb_kernels_portable.pool(pool, in, out);
+        return;
+    }
+    for (int i = 0; i < POOL_WIDTH + 4 * LANES; i++)
+        row[i] = pool->average ? 0.0f : -INFINITY;
+    for (int x = 0; x < POOL_WIDTH + LANES; x++) {
+        const int first = x * pool->stride_w - pool->pad_left;
+        columns[x] = pool->divisor ? 1.0f : (float)pool_extent(first, pool->kernel_w, pool->width, pool->pad_right, pool->count_include_pad);
+    }
+    for (int c = 0; c < pool->channels; c++) {
+        if (pool->average)
+            pool_plane(pool, true, in, row, columns, out);
+        else
+            pool_plane(pool, false, in, row, columns, out);
+        in += (size_t)pool->height * pool->width;
+        out += (size_t)pool->out_height * pool->out_width;
+    }
+}
