@@ -156,6 +156,7 @@ def test_report_of_a_file_needs_no_shape(tmp_path: Path) -> None:
     assert report.stored_bytes == path.stat().st_size
     assert report.paper_ratio is None
     assert subbit.inspect(str(path)) == report
+    assert report.peak_memory == subbit.load(path).memory == subbit.inspect(model, (1, 28, 28)).peak_memory
 
 
 @pytest.mark.parametrize("storage", ["f16", "f32"])

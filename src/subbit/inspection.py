@@ -78,7 +78,7 @@ class Report:
     overhead_bits: int  # header, graph, names, padding
     pack_error: str = ""
     notes: tuple[str, ...] = ()
-    peak_memory: int | None = None  # bytes that running needs beside the file, if the runtime is there to tell
+    peak_memory: int | None = None  # bytes to load and run it in one thread, the file included; None: not known
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -207,7 +207,7 @@ def inspect_program(program: Program, name: str) -> Report:
     BatchNorm is folded, so the dense network beside it has a bias per channel in its place; which scales the method
     had is no longer known, so there is no ratio in the paper's accounting.
     """
-    from subbit.format import sizes
+    from subbit.format import encode, sizes
     from subbit.shapes import value_shapes
 
     size = sizes(program)
@@ -220,7 +220,25 @@ def inspect_program(program: Program, name: str) -> Report:
             numbers = sum(array.size for _, array in op.arrays())
             others.append(_other(op.name or f"op {number}", type(op).__name__, numbers, bits))
     notes = ("BatchNorm is folded: the dense network beside this file has a bias per channel in its place",)
-    return Report(name, program.input_shape, tuple(layers), tuple(others), size.overhead, notes=notes)
+    return Report(
+        name=name,
+        input_shape=program.input_shape,
+        layers=tuple(layers),
+        others=tuple(others),
+        overhead_bits=size.overhead,
+        notes=notes,
+        peak_memory=memory_to_run(encode(program)),
+    )
+
+
+def memory_to_run(data: bytes) -> int | None:
+    """Bytes that the runtime takes to load and run a file; None where the runtime is not built."""
+    try:
+        from subbit.runtime import load
+
+        return load(data).memory
+    except (ImportError, OSError):  # a source tree without the compiled core can still count bits
+        return None
 
 
 def stored_by_name(program: Program, size: Sizes) -> dict[str, Bits]:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from subbit.accounting import FLOAT_BITS, STORAGE_BITS, Bits, Operations, operations, paper_bits, weight_bits
 from subbit.errors import ConfigError, ModelError, PackError, SubbitError
-from subbit.inspection import LayerReport, OtherReport, Report, stored_by_name
+from subbit.inspection import LayerReport, OtherReport, Report, memory_to_run, stored_by_name
 from subbit.methods.base import CompressedLayer
 from subbit.nn.compress import Decision, conversion_of, find_layers
 from subbit.nn.order import TRANSPOSED, replica
@@ -41,12 +41,21 @@ def measure(model: nn.Module, input_shape: Sequence[int], storage: Storage = "f1
         rows = [_layer(layer, positions, decisions, storage) for layer in layers]
         others = _others(model, layers, positions, storage)
         try:
-            overhead, rows, others = _packed(model, example, storage, layers, rows, others)
+            overhead, rows, others, memory = _packed(model, example, storage, layers, rows, others)
             pack_error = ""
         except PackError as error:
             overhead = -sum(row.stored_bits for row in [*rows, *others]) % 8  # up to a whole byte
-            pack_error = str(error)
-    return Report(type(model).__name__, shape, tuple(rows), tuple(others), overhead, pack_error, notes)
+            pack_error, memory = str(error), None
+    return Report(
+        name=type(model).__name__,
+        input_shape=shape,
+        layers=tuple(rows),
+        others=tuple(others),
+        overhead_bits=overhead,
+        pack_error=pack_error,
+        notes=notes,
+        peak_memory=memory,
+    )
 
 
 # ------------------------------------------------------------------------------------------------- input
@@ -283,9 +292,9 @@ def _packed(
     layers: list[Layer],
     rows: list[LayerReport],
     others: list[OtherReport],
-) -> tuple[int, list[LayerReport], list[OtherReport]]:
-    """Overhead and rows with the bits that the encoded file has for them."""
-    from subbit.format import sizes
+) -> tuple[int, list[LayerReport], list[OtherReport], int | None]:
+    """Overhead, rows with the bits that the encoded file has for them, and memory to run it."""
+    from subbit.format import encode, sizes
     from subbit.nn.pack import to_program
 
     program = to_program(replica(model), example, storage=storage)
@@ -301,4 +310,4 @@ def _packed(
         for name, bits in stored.items()
         if bits.total
     ]
-    return size.overhead, rows, others
+    return size.overhead, rows, others, memory_to_run(encode(program))
