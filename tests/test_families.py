@@ -104,7 +104,7 @@ class ShapeLogic(nn.Module):
         self.head = nn.Linear(8, 4)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        torch._assert(x.dim() == 4, "a batch of pictures")
+        torch._assert(x.dim() == 4, "a batch of pictures")  # type: ignore[no-untyped-call]
         assert x.shape[1] == 3
         n, _, height, width = x.shape
         if height % 4 or width % 4:

@@ -142,6 +142,11 @@ class Network:
         )
 
     @property
+    def data(self) -> bytes:
+        """The file that this network was loaded from."""
+        return self._data
+
+    @property
     def memory(self) -> int:
         """Bytes taken to load this network and run it in one thread: the file, the core's tables, one context."""
         return len(self._data) + int(library().sb_memory(self._model))

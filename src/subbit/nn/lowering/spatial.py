@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, Literal
 
 from subbit.nn.lowering.builder import Builder, Value
-from subbit.nn.lowering.weighted import Numbers, pair
+from subbit.nn.lowering.weighted import Numbers, plane
 from subbit.records import AdaptivePool, Pool, Upsample
 
 Handler = Callable[..., Any]
@@ -29,14 +29,14 @@ def max_pool(dims: int) -> Handler:
         return_indices: bool = False,
     ) -> Value:
         b.flag("return_indices", return_indices, False)
-        kernel = _extent(kernel_size, dims, 1)
+        kernel = plane(kernel_size, dims, 1)
         op = Pool(
             inputs=(input.id,),
             kind="max",
             kernel=kernel,
-            stride=_extent(stride, dims, 1) if stride else kernel,
-            padding=_extent(padding, dims, 0),
-            dilation=_extent(dilation, dims, 1),
+            stride=plane(stride, dims, 1) if stride else kernel,
+            padding=plane(padding, dims, 0),
+            dilation=plane(dilation, dims, 1),
             ceil_mode=ceil_mode,
         )
         return b.emit(op, b.shape)
@@ -55,13 +55,13 @@ def avg_pool(dims: int) -> Handler:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Value:
-        kernel = _extent(kernel_size, dims, 1)
+        kernel = plane(kernel_size, dims, 1)
         op = Pool(
             inputs=(input.id,),
             kind="avg",
             kernel=kernel,
-            stride=_extent(stride, dims, 1) if stride else kernel,
-            padding=_extent(padding, dims, 0),
+            stride=plane(stride, dims, 1) if stride else kernel,
+            padding=plane(padding, dims, 0),
             ceil_mode=ceil_mode,
             count_include_pad=count_include_pad,
             divisor=divisor_override or 0,
@@ -96,13 +96,6 @@ def extreme(b: Builder, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value
         kept = (*kept[:dim], 1, *kept[dim + 1 :])
         x = b.reshape(b.emit(pool, (before, 1, after)), kept)
     return x if keepdim else b.reshape(x, tuple(s for d, s in enumerate(kept) if d not in dims))
-
-
-def _extent(numbers: Numbers, dims: int, fill: int) -> tuple[int, int]:
-    """(height, width) for one or two dimensions; the height of a single dimension is `fill`."""
-    if dims == 1:
-        return (fill, numbers if isinstance(numbers, int) else int(numbers[0]))
-    return pair(numbers if isinstance(numbers, int) or len(numbers) > 1 else numbers[0], fill)
 
 
 # ----------------------------------------------------------------------------------------------- padding

@@ -227,9 +227,9 @@ def _convolution(
         name=b.name,
         weight=weight,
         shift=b.vector(bias, "bias"),
-        stride=pair(stride, 1),
+        stride=plane(stride, dims, 1),
         padding=_sides(padding, weight.shape[2:], dilation),
-        dilation=pair(dilation, 1),
+        dilation=plane(dilation, dims, 1),
         groups=groups,
         binary_input=binary_input,
     )
@@ -242,12 +242,10 @@ def _linear(b: Builder, x: Value, weight: Weight, bias: Tensor | None, binary_in
     return b.emit(op, (*x.shape[:-1], weight.shape[0]))
 
 
-def pair(numbers: Numbers, fill: int) -> tuple[int, int]:
+def plane(numbers: Numbers, dims: int, fill: int) -> tuple[int, int]:
     """(height, width) of an argument for one or two dimensions; the height of a single dimension is `fill`."""
-    if isinstance(numbers, int):
-        return (numbers, numbers)
-    values = tuple(int(n) for n in numbers)
-    return (fill, values[0]) if len(values) == 1 else (values[0], values[1])
+    values = _each(numbers, dims)
+    return (values[0], values[1]) if dims == 2 else (fill, values[0])
 
 
 def _sides(padding: Numbers | str, kernel: Sequence[int], dilation: Numbers) -> tuple[int, int, int, int]:
