@@ -286,6 +286,12 @@ def test_layer_with_state_of_its_own_is_kept() -> None:
     assert kept(subbit.compress(model, BWN()))["0"] == "unsupported type WithState: it has state of its own (calls)"
 
 
+@pytest.mark.filterwarnings("ignore:no layer of", "ignore:Initializing zero-element")
+def test_layer_without_weights_is_kept() -> None:
+    model = nn.Sequential(nn.Linear(0, 8), nn.Linear(8, 8))
+    assert kept(subbit.compress(model, BWN()))["0"] == "its weight is empty: (8, 0)"
+
+
 def test_plain_subclass_is_converted() -> None:
     compressed = subbit.compress(small(Renamed(16, 16, 3, padding=1)), SLBF_HALF)
     assert decisions(compressed)["1"].method == SLBF_HALF
@@ -407,6 +413,17 @@ def test_wrappers_and_graph_modules_are_models_too() -> None:
         assert isinstance(compressed.get_submodule(name), CompressedLayer)
         assert not torch.equal(compressed(x), wrapped(x))
     assert not any(isinstance(module, CompressedLayer) for module in model.modules())
+
+
+def test_compiled_model_runs_the_new_layers() -> None:
+    model = small(nn.Conv2d(16, 16, 3, padding=1))
+    x = torch.randn(2, 3, 8, 8)
+    compiled = cast(nn.Module, torch.compile(model, backend="eager"))
+    compressed = subbit.compress(compiled, SLBF_HALF)
+    layer = compressed.get_submodule("_orig_mod.1")
+    assert isinstance(layer, CompressedLayer)
+    assert torch.equal(compressed(x), compressed.get_submodule("_orig_mod")(x))
+    assert not torch.equal(compressed(x), compiled(x))
 
 
 def test_model_that_is_itself_a_layer() -> None:

@@ -232,7 +232,7 @@ def test_layers_called_through_functionals_are_counted() -> None:
 def test_layer_that_does_not_run_says_so() -> None:
     model, _ = zoo_models.build("googlenet")
     rows = {row.name: row for row in subbit.inspect(model, (3, 32, 32)).layers}
-    assert rows["aux.3"].notes == ("did not run for this input",)
+    assert rows["aux.3"].notes == ("was not seen running for this input",)
     assert rows["fc"].notes == ()
 
 
@@ -244,6 +244,14 @@ def test_transposed_and_three_dimensional_convolutions_are_counted() -> None:
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 3, 8, 8))
     assert subbit.inspect(model, (3, 8, 8)).operations.dense * 2 == counter.get_total_flops()
+
+
+def test_layers_inside_fused_transformer_layers_are_counted() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.Sequential(nn.Conv1d(4, 16, 1), nn.Flatten(2), nn.Linear(16, 16), layer).eval()
+    rows = {row.name: row for row in subbit.inspect(model, (4, 16)).layers}
+    assert rows["3.linear1"].operations.dense == rows["3.linear2"].operations.dense == 16 * 16 * 32
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 # ------------------------------------------------------------------------------------------------- rows

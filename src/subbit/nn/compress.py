@@ -204,6 +204,8 @@ def _unsupported(module: nn.Module, tied: dict[int, str]) -> str:
     state = set(module.state_dict()) - _OWN_PARAMETERS
     if state:
         return f"unsupported type {type(module).__name__}: it has state of its own ({', '.join(sorted(state))})"
+    if not module.weight.numel():
+        return f"its weight is empty: {tuple(module.weight.shape)}"
     for parameter in module.parameters(recurse=False):
         if id(parameter) in tied:
             return f"weight tied: {tied[id(parameter)]} are one tensor"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
+from operator import index
 from typing import Any
 
 import torch
@@ -74,11 +77,11 @@ def _check_model(model: nn.Module) -> None:
 def _without_batch(input_shape: Sequence[int], layers: list[Layer]) -> Shape:
     """One input's shape; the first convolution, or else a linear layer, says how many dimensions that has."""
     try:
-        shape = tuple(int(extent) for extent in input_shape)
-    except (TypeError, ValueError):
+        shape = tuple(index(extent) for extent in input_shape)
+    except TypeError:
         shape = ()
     if not shape or min(shape) < 1:
-        raise ConfigError(f"input shape {input_shape!r}: give positive numbers such as (3, 32, 32)")
+        raise ConfigError(f"input shape {reprlib.repr(input_shape)}: give positive whole numbers such as (3, 32, 32)")
     convolutions = [w for w in (_weight_shape(layer.module) for layer in layers) if len(w) > 2]
     if not convolutions:
         return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
@@ -166,7 +169,7 @@ def count_positions(model: nn.Module, layers: list[Layer], example: Tensor) -> d
         counter.watch(layer.name, module)
         counter.owners |= {id(p): layer.name for p in module.parameters() if p.ndim > 1}
     try:
-        with torch.no_grad(), counter:
+        with torch.no_grad(), _plain_attention(), counter:
             copy(example)
     except SubbitError:
         raise
@@ -175,6 +178,17 @@ def count_positions(model: nn.Module, layers: list[Layer], example: Tensor) -> d
             f"{type(model).__name__} does not run on an input of shape {tuple(example.shape)}: {error}"
         ) from error
     return counter.positions
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Without PyTorch's fused transformer layers, which never call the layers they consist of."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 # ------------------------------------------------------------------------------------------------- rows
@@ -187,7 +201,7 @@ def _layer(layer: Layer, positions: dict[str, int], decisions: dict[str, Decisio
     decision = decisions.get(layer.name)
     notes = decision.notes if decision is not None else getattr(module, "notes", ())
     if layer.name not in positions:
-        notes = (*notes, "did not run for this input")
+        notes = (*notes, "was not seen running for this input")
     bias = module.bias.numel() if isinstance(module.bias, Tensor) else 0
     weights = prod(record.shape)
     own = sum(map(_numbers, module.parameters()))
