@@ -1,11 +1,14 @@
 # One row of the kernel table per instruction set: the same sources under other flags, chosen at run time by dispatch.c.
 # The properties go to the directory of the target, which is not this one.
 # Products may contract into fused multiply-adds here; the portable row keeps them apart.
+if(NOT DEFINED SUBBIT_ROW_OPTIMISATION)
+  set(SUBBIT_ROW_OPTIMISATION -O3)
+endif()
 function(subbit_row row definition)
   target_sources(subbit_core PRIVATE kernels/simd_${row}.c)
   target_compile_definitions(subbit_core PRIVATE ${definition})
   set_source_files_properties(kernels/simd_${row}.c TARGET_DIRECTORY subbit_core PROPERTIES
-    COMPILE_OPTIONS "-O3;-ffp-contract=fast;${ARGN}")
+    COMPILE_OPTIONS "${SUBBIT_ROW_OPTIMISATION};-ffp-contract=fast;${ARGN}")
 endfunction()
 
 target_sources(subbit_core PRIVATE kernels/table_plan.c)

@@ -74,7 +74,7 @@ typedef struct table_plan {
     int32_t *tap_source;               /* and its place in the stored filter, row · kernel_w + column */
     uint16_t *list;                    /* filters that block b of group g needs, */
     uint32_t *list_begin;              /* from list_begin[g · unit_blocks + b] */
-    uint16_t *map_slot;                /* (out, blocks): place of the filter in its block's list */
+    uint32_t *map_offset;              /* (out, blocks): of the filter's map among those of its block, in floats */
     uint16_t *place;                   /* (filters): used while the lists are made */
     uint8_t *nibbles;                  /* chunk, filter, tap, quad */
 } table_plan;

@@ -8,16 +8,18 @@ enum {
     VECTOR_FLOATS = TABLE_ENTRIES * LANES, /* of the table, per vector of pixels */
 };
 
+static const vfloat zero_vector;
+
 /* Input pixels that belong into one register, or into one segment of it: where they are, and how many exist. */
 typedef struct {
     ptrdiff_t source; /* from the first channel of the group */
-    int32_t target;   /* in the staging area of one channel */
+    int32_t target;   /* lane, counted through all vectors of the block */
     int32_t count;    /* lanes behind it are zeros */
 } pixel_copy;
 
 typedef struct {
     float *table;      /* [quad of the chunk][vector][entry][lane] */
-    float *stage[2];   /* [channel of the quad][vector][lane] */
+    float *stage[2];   /* [channel of the quad][vector][lane], used in turn where segments share registers */
     float *maps;       /* [block of the unit][place in its list][row][vector][lane] */
     const float **map; /* [input block]: its first map, for the region that is merged */
     pixel_copy *copies;
@@ -64,120 +66,147 @@ static table_segment find_segment(const sb_conv *conv, const table_plan *table, 
 
 /* ------------------------------------------------------------------------------------------------ build */
 
-/* Lists the copies that fill the staging area of a channel; what they leave out is padding and stays zero. */
-static void plan_copies(const sb_conv *conv, const table_plan *table, int unit_of_group, int block, table_scratch *scratch) {
+/* A vector of padding: zeros in the table of every quad of a chunk. */
+static void clear_vector(const table_plan *table, const table_scratch *scratch, int vector) {
+    for (int quad = 0; quad < table->chunk_quads; quad++)
+        memset(scratch->table + ((size_t)quad * table->table_vectors + vector) * VECTOR_FLOATS, 0,
+               VECTOR_FLOATS * sizeof(float));
+}
+
+/* Lists where the pixels of one segment of every channel go. What is padding is cleared now, once for all chunks. */
+static void plan_segment(const sb_conv *conv, const table_plan *table, const table_segment *segment, int lane,
+                         table_scratch *scratch) {
     const int width = table->slot < LANES ? table->slot : LANES;
-    const ptrdiff_t plane_size = (ptrdiff_t)conv->height * conv->width;
-    scratch->copies_count = 0;
-    for (int i = 0; i < table->segments; i++) {
-        const table_segment segment = find_segment(conv, table, unit_of_group, block * table->segments + i);
-        for (int p = 0; segment.rows && p < table->planes_count; p++) {
-            const table_plane *plane = &table->planes[p];
-            for (int row = 0; row < plane->rows; row++) {
-                const int y = plane->row + (segment.y + row) * conv->stride_h;
-                for (int v = 0; y >= 0 && y < conv->height && v < table->vectors; v++) {
-                    const int x = plane->column + (segment.x + v * LANES) * conv->stride_w;
-                    int count = (conv->width - x + conv->stride_w - 1) / conv->stride_w;
-                    if (conv->width <= x)
-                        continue;
-                    if (count > width)
-                        count = width;
-                    scratch->copies[scratch->copies_count++] = (pixel_copy){
-                        .source = (ptrdiff_t)segment.input_block * conv->weight.depth * plane_size +
-                                  (ptrdiff_t)y * conv->width + x,
-                        .target = (plane->first + row * table->vectors + v) * LANES + i * width * (width < LANES),
-                        .count = count,
-                    };
+    const ptrdiff_t first = (ptrdiff_t)segment->input_block * conv->weight.depth * conv->height * conv->width;
+    for (int p = 0; p < table->planes_count; p++) {
+        const table_plane *plane = &table->planes[p];
+        for (int row = 0; row < plane->rows; row++) {
+            const int y = plane->row + (segment->y + row) * conv->stride_h;
+            for (int v = 0; v < table->vectors; v++) {
+                const int x = plane->column + (segment->x + v * LANES) * conv->stride_w;
+                const int vector = plane->first + row * table->vectors + v;
+                if (y < 0 || y >= conv->height || x >= conv->width) {
+                    if (table->segments == 1)
+                        clear_vector(table, scratch, vector);
+                    continue;
                 }
+                const int count = (conv->width - 1 - x) / conv->stride_w + 1;
+                scratch->copies[scratch->copies_count++] = (pixel_copy){
+                    .source = first + (ptrdiff_t)y * conv->width + x,
+                    .target = vector * LANES + lane,
+                    .count = count < width ? count : width,
+                };
             }
         }
     }
-    for (int i = 0; i < 2; i++)
+}
+
+static void plan_block(const sb_conv *conv, const table_plan *table, int unit_of_group, int block,
+                       table_scratch *scratch) {
+    scratch->copies_count = 0;
+    for (int i = 0; i < 2 && table->segments > 1; i++)
         memset(scratch->stage[i], 0, (size_t)TABLE_QUAD * table->table_vectors * ENTRY_BYTES);
+    for (int i = 0; i < table->segments; i++) {
+        const table_segment segment = find_segment(conv, table, unit_of_group, block * table->segments + i);
+        if (segment.rows)
+            plan_segment(conv, table, &segment, table->segments > 1 ? i * table->slot : 0, scratch);
+    }
 }
 
-/* `count` of the `width` lanes at target, read with a stride; full registers are the common case. */
-ALWAYS_INLINE void copy_pixels(float *target, const float *source, int count, const int width, int stride) {
-    if (stride == 1 && count == width) {
-#if LANES >= 16
-        if (width == 16)
-            return store16(target, load16(source));
-#endif
-#if LANES >= 8
-        if (width == 8)
-            return store8(target, load8(source));
-#endif
-        return store4(target, load4(source));
-    }
-    if (stride == 1) {
-#if LANES >= 16
-        if (width == 16)
-            return store16(target, load_part16(source, 0, count));
-#endif
-#if LANES >= 8
-        if (width == 8)
-            return store8(target, load_part8(source, 0, count));
-#endif
-        return store4(target, load_part4(source, 0, count));
-    }
-    if (stride == 2 && width == LANES && count == LANES) {
-        /* 2·LANES − 1 floats are certain to exist; the odd lane of the second load may not. */
-        return vstore(target, even_lanes(vload(source), vload_part(source + LANES, 0, LANES - 1)));
-    }
+/* `count` pixels of a register, read with a stride; the lanes behind them are zeros. */
+ALWAYS_INLINE vfloat load_pixels(const float *source, int count, int stride) {
+    if (stride == 1)
+        return count == LANES ? vload(source) : vload_part(source, 0, count);
+    if (stride == 2 && count == LANES) /* 2·LANES − 1 floats are certain to exist */
+        return even_lanes(vload(source), vload_part(source + LANES, 0, LANES - 1));
+    float lanes[LANES] = {0};
     for (int lane = 0; lane < count; lane++)
-        target[lane] = source[(ptrdiff_t)lane * stride];
+        lanes[lane] = source[(ptrdiff_t)lane * stride];
+    return vload(lanes);
 }
 
-ALWAYS_INLINE void stage_channel(const table_scratch *scratch, const float *channel, float *stage, const int width,
-                                 int stride) {
+/* All 16 signed sums of a quad for one vector of pixels; bit i of an entry's number is the sign of channel i. */
+ALWAYS_INLINE void store_sums(vfloat a, vfloat b, vfloat c, vfloat d, float *sums) {
+    const vfloat low[4] = {-(a + b), a - b, b - a, a + b};
+    const vfloat high[4] = {-(c + d), c - d, d - c, c + d};
+#pragma GCC unroll 16
+    for (int entry = 0; entry < TABLE_ENTRIES; entry++)
+        *(vfloat *)(sums + entry * LANES) = low[entry % 4] + high[entry / 4];
+}
+
+/* A quad whose rows fill registers: straight from the input to the table. Vectors of padding were cleared before. */
+static NEVER_INLINE void build_quad(const table_scratch *scratch, const float *in, size_t plane, int channels,
+                                    int stride, float *table) {
     for (int i = 0; i < scratch->copies_count; i++) {
         const pixel_copy *copy = &scratch->copies[i];
-        copy_pixels(stage + copy->target, channel + copy->source, copy->count, width, stride);
+        vfloat x[TABLE_QUAD];
+#pragma GCC unroll 4
+        for (int c = 0; c < TABLE_QUAD; c++)
+            x[c] = c < channels ? load_pixels(in + c * plane + copy->source, copy->count, stride) : zero_vector;
+        store_sums(x[0], x[1], x[2], x[3], table + (size_t)copy->target * TABLE_ENTRIES);
     }
 }
 
-/* The pixels of a quad as vectors. A quad at the end of a block may have fewer than four channels. */
-static NEVER_INLINE void stage_quad(const sb_conv *conv, const table_plan *table, const table_scratch *scratch, const float *in, int quad,
-                       float *stage) {
-    const size_t plane_size = (size_t)conv->height * conv->width;
-    const int channels_left = conv->weight.depth - quad * TABLE_QUAD;
-    for (int c = 0; c < TABLE_QUAD; c++, stage += table->table_vectors * LANES) {
-        const float *channel = in + ((size_t)quad * TABLE_QUAD + c) * plane_size;
-        if (c >= channels_left)
-            memset(stage, 0, (size_t)table->table_vectors * ENTRY_BYTES);
-        else if (table->slot >= LANES)
-            stage_channel(scratch, channel, stage, LANES, conv->stride_w);
-        else if (table->slot == 8)
-            stage_channel(scratch, channel, stage, 8, conv->stride_w);
-        else
-            stage_channel(scratch, channel, stage, 4, conv->stride_w);
-    }
+/* `count` pixels to a segment of `width` lanes. */
+ALWAYS_INLINE void stage_pixels(float *target, const float *source, int count, const int width, int stride) {
+    if (stride == 1 && count == width)
+        memcpy(target, source, (size_t)width * sizeof(float));
+    else
+        for (int lane = 0; lane < count; lane++)
+            target[lane] = source[(ptrdiff_t)lane * stride];
 }
 
-/* All 16 signed sums of a quad; bit i of an entry's number is the sign of channel i. */
-static NEVER_INLINE void combine_quad(const float *stage, float *table, int vectors) {
+/* A quad of which several segments share a register: staged as vectors first, [channel][vector][lane]. */
+ALWAYS_INLINE void stage_quad(const table_plan *table, const table_scratch *scratch, const float *in, size_t plane,
+                              int channels, const int width, int stride, float *stage) {
+    for (int c = 0; c < channels; c++, in += plane, stage += table->table_vectors * LANES)
+        for (int i = 0; i < scratch->copies_count; i++) {
+            const pixel_copy *copy = &scratch->copies[i];
+            stage_pixels(stage + copy->target, in + copy->source, copy->count, width, stride);
+        }
+    if (channels < TABLE_QUAD)
+        memset(stage, 0, (size_t)(TABLE_QUAD - channels) * table->table_vectors * ENTRY_BYTES);
+}
+
+static NEVER_INLINE void stage_quad_in_halves(const table_plan *table, const table_scratch *scratch, const float *in,
+                                              size_t plane, int channels, int stride, float *stage) {
+    stage_quad(table, scratch, in, plane, channels, 8, stride, stage);
+}
+
+static NEVER_INLINE void stage_quad_in_fours(const table_plan *table, const table_scratch *scratch, const float *in,
+                                             size_t plane, int channels, int stride, float *stage) {
+    stage_quad(table, scratch, in, plane, channels, 4, stride, stage);
+}
+
+static NEVER_INLINE void combine_staged(const float *stage, int vectors, float *table) {
     const size_t channel = (size_t)vectors * LANES;
-    for (int v = 0; v < vectors; v++, stage += LANES, table += VECTOR_FLOATS) {
-        const vfloat a = vload(stage), b = vload(stage + channel);
-        const vfloat c = vload(stage + 2 * channel), d = vload(stage + 3 * channel);
-        const vfloat low[4] = {-(a + b), a - b, b - a, a + b};
-        const vfloat high[4] = {-(c + d), c - d, d - c, c + d};
-#pragma GCC unroll 16
-        for (int entry = 0; entry < TABLE_ENTRIES; entry++)
-            *(vfloat *)(table + entry * LANES) = low[entry % 4] + high[entry / 4];
-    }
+    for (int v = 0; v < vectors; v++, stage += LANES, table += VECTOR_FLOATS)
+        store_sums(vload(stage), vload(stage + channel), vload(stage + 2 * channel), vload(stage + 3 * channel), table);
 }
 
-/* Staging runs one quad ahead, so that the sums do not wait for stores of narrower pieces. */
+static int quad_channels(const sb_conv *conv, int quad) {
+    const int left = conv->weight.depth - quad * TABLE_QUAD;
+    return left < TABLE_QUAD ? left : TABLE_QUAD;
+}
+
+/* The table of a chunk. Staging runs one quad ahead: sums would wait for the stores of narrower pieces. */
 static void build_chunk(const sb_conv *conv, const table_plan *table, const table_scratch *scratch, const float *in,
                         int chunk) {
+    const size_t plane = (size_t)conv->height * conv->width;
+    const size_t quad_floats = (size_t)table->table_vectors * VECTOR_FLOATS;
     const int first = chunk * table->chunk_quads, quads = table_chunk_quads(table, chunk);
-    stage_quad(conv, table, scratch, in, first, scratch->stage[0]);
-    for (int quad = 0; quad < quads; quad++) {
-        if (quad + 1 < quads)
-            stage_quad(conv, table, scratch, in, first + quad + 1, scratch->stage[(quad + 1) % 2]);
-        combine_quad(scratch->stage[quad % 2], scratch->table + (size_t)quad * table->table_vectors * VECTOR_FLOATS,
-                     table->table_vectors);
+    for (int quad = 0; quad <= quads; quad++) {
+        const float *quad_in = in + (size_t)(first + quad) * TABLE_QUAD * plane;
+        const int channels = quad_channels(conv, first + quad);
+        if (quad < quads && table->segments == 1)
+            build_quad(scratch, quad_in, plane, channels, conv->stride_w, scratch->table + quad * quad_floats);
+        else if (quad < quads && table->slot == 8)
+            stage_quad_in_halves(table, scratch, quad_in, plane, channels, conv->stride_w, scratch->stage[quad % 2]);
+        else if (quad < quads)
+            stage_quad_in_fours(table, scratch, quad_in, plane, channels, conv->stride_w, scratch->stage[quad % 2]);
+        if (quad > 0 && table->segments > 1)
+            combine_staged(scratch->stage[(quad - 1) % 2], table->table_vectors,
+                           scratch->table + (quad - 1) * quad_floats);
     }
 }
 
@@ -308,14 +337,30 @@ typedef struct {
     int begin, end;
 } table_piece;
 
-static void find_pieces(const sb_conv *conv, const table_plan *table, const table_segment *segment, int width,
-                        table_piece *piece) {
+/* What is merged at once: the maps of one region into the channels of one group. */
+typedef struct {
+    const sb_conv *conv;
+    const float *const *map;    /* [input block] */
+    const uint32_t *map_offset; /* (out, blocks) */
+    size_t begin, end;          /* output channels */
+    table_piece pieces[TABLE_MAX_VECTORS];
+    int pieces_count;
+    bool whole;                 /* all lanes of all pieces are output */
+    float *out;
+} merge_job;
+
+static void find_pieces(const sb_conv *conv, const table_plan *table, const table_segment *segment, merge_job *job) {
+    const int width = table->slot < LANES ? table->slot : LANES;
+    job->pieces_count = 0;
+    job->whole = true;
     for (int row = 0; row < segment->rows; row++)
-        for (int v = 0; v < table->vectors; v++, piece++) {
+        for (int v = 0; v < table->vectors; v++) {
+            table_piece *piece = &job->pieces[job->pieces_count++];
             const int x = segment->x + v * width, begin = segment->begin - v * width, end = segment->end - v * width;
             piece->offset = (size_t)(segment->y + row) * conv->out_width + x;
             piece->begin = begin < 0 ? 0 : begin < width ? begin : width;
             piece->end = end < piece->begin ? piece->begin : end < width ? end : width;
+            job->whole = job->whole && piece->end - piece->begin == width;
         }
 }
 
@@ -331,23 +376,29 @@ static void find_pieces(const sb_conv *conv, const table_plan *table, const tabl
 #endif
 
 static void merge_unit(const sb_conv *conv, const table_plan *table, const table_scratch *scratch, int unit, float *out) {
-    const int blocks = conv->weight.blocks, units = table->units / conv->groups;
+    const int blocks = conv->weight.blocks, units = table->units / conv->groups, group = unit / units;
     const size_t block_floats = (size_t)table->max_list * table->rows * table->vectors * LANES;
+    const size_t per_group = (size_t)(conv->weight.out / conv->groups);
+    merge_job job = {
+        .conv = conv, .map = scratch->map, .map_offset = table->map_offset, .out = out,
+        .begin = group * per_group, .end = (group + 1) * per_group,
+    };
     for (int region = 0; region < table->unit_regions; region++) {
         const table_segment segment = find_segment(conv, table, unit % units, region * blocks);
+        find_pieces(conv, table, &segment, &job);
         for (int i = 0; i < blocks; i++) {
             const int number = region * blocks + i;
             scratch->map[i] = scratch->maps + number / table->segments * block_floats +
                               (table->segments > 1 ? number % table->segments * table->slot : 0);
         }
         if (table->slot >= LANES)
-            PASTE(merge_region, LANES)(conv, table, &segment, unit / units, scratch->map, out);
+            PASTE(merge_region, LANES)(&job);
 #if LANES >= 16
         else if (table->slot == 8)
-            merge_region8(conv, table, &segment, unit / units, scratch->map, out);
+            merge_region8(&job);
 #endif
         else
-            merge_region4(conv, table, &segment, unit / units, scratch->map, out);
+            merge_region4(&job);
     }
 }
 
@@ -368,7 +419,7 @@ static void run_unit(const sb_conv *conv, const table_plan *table, table_scratch
             .listed = (int)(list[1] - list[0]),
             .maps = scratch->maps + (size_t)block * table->max_list * registers * LANES,
         };
-        plan_copies(conv, table, unit % units, block, scratch);
+        plan_block(conv, table, unit % units, block, scratch);
         for (int chunk = 0; chunk < table->chunks; chunk++) {
             build_chunk(conv, table, scratch, group_in, chunk);
             job.quads = table_chunk_quads(table, chunk);

@@ -264,6 +264,7 @@ static void pack_nibbles(const sb_conv *conv, table_plan *table) {
 static void list_filters(const sb_conv *conv, table_plan *table) {
     const sb_weight *weight = &conv->weight;
     const int k = weight->blocks, per_group = weight->out / conv->groups, inputs = inputs_per_block(conv, table);
+    const uint32_t map_floats = (uint32_t)(table->rows * table->vectors * table->lanes);
     const uint16_t unused = UINT16_MAX;
     uint16_t *place = table->place;
     uint32_t filled = 0;
@@ -281,7 +282,7 @@ static void list_filters(const sb_conv *conv, table_plan *table) {
                         place[filter] = (uint16_t)(filled - begin);
                         table->list[filled++] = filter;
                     }
-                    table->map_slot[entry] = place[filter];
+                    table->map_offset[entry] = place[filter] * map_floats;
                 }
             }
         }
@@ -308,7 +309,7 @@ static size_t place_arrays(const sb_conv *conv, table_plan *table, uint8_t *memo
     table->tap_source = take(memory, &used, table->taps * sizeof *table->tap_source);
     table->list_begin = take(memory, &used, (lists + 1) * sizeof *table->list_begin);
     table->list = take(memory, &used, lists * table->max_list * sizeof *table->list);
-    table->map_slot = take(memory, &used, (size_t)weight->out * weight->blocks * sizeof *table->map_slot);
+    table->map_offset = take(memory, &used, (size_t)weight->out * weight->blocks * sizeof *table->map_offset);
     table->place = take(memory, &used, weight->filters * sizeof *table->place);
     table->nibbles = take(memory, &used, nibbles_size(conv, table));
     return used;
