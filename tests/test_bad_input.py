@@ -94,6 +94,7 @@ CASES: dict[str, tuple[Callable[[], object], type[SubbitError], str]] = {
     "inspect_text_shape": (inspect(net, "3x8"), ConfigError, "positive whole numbers"),
     "inspect_lazy": (inspect(lazy, (3, 8, 8)), ModelError, "0.weight is not materialised"),
     "inspect_scripted": (inspect(scripted, (3, 8, 8)), ModelError, "pass the model it was scripted or traced from"),
+    "inspect_nan": (inspect(lambda: spoiled(float("nan")), (3, 8, 8)), ModelError, r"2 \(Conv2d\): weight contains"),
     "inspect_absent_file": (inspect("absent.sbit"), FormatError, "absent.sbit: cannot be read: No such file"),
     "inspect_a_folder": (inspect(Path(__file__).parent), FormatError, "tests: cannot be read"),
     "inspect_another_file": (inspect(__file__), FormatError, "test_bad_input.py: not a .sbit file"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subbit.errors import ConfigError
+from subbit.experiments.spec import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,7 +75,7 @@ def build_method(
     from subbit.methods import METHODS
 
     if name not in METHODS:
-        raise ConfigError(f"unknown method {name!r}: {_choices(name, [*METHODS, DENSE])}")
+        raise ConfigError(f"unknown method {name!r}: {nearest(name, [*METHODS, DENSE])}")
     config = METHODS[name]
     has = {f.name for f in fields(config)}  # type: ignore[arg-type]  # every method is a dataclass
     _check_options(name, given, known=[key for key in options if key in has])
@@ -115,7 +115,7 @@ def parse_keep(patterns: Iterable[str] | None) -> list[Keep]:
 
 def _model(name: str) -> tuple[str, dict[str, str], tuple[int, ...]]:
     if name not in _MODELS:
-        raise ConfigError(f"unknown model {name!r}: {_choices(name, _MODELS)}")
+        raise ConfigError(f"unknown model {name!r}: {nearest(name, _MODELS)}")
     return _MODELS[name]
 
 
@@ -124,10 +124,3 @@ def _check_options(method: str, given: Iterable[str], known: Iterable[str]) -> N
     if unknown:
         allowed = ", ".join(f"--{key}" for key in known) or "none"
         raise ConfigError(f"method {method} has no {', '.join(unknown)}; its options: {allowed}")
-
-
-def _choices(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}choose from {', '.join(names)}"

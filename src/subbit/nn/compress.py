@@ -79,7 +79,9 @@ def compress(
     """
     _check_arguments(model, method, policy, init)
     layers = find_layers(model)
-    _check_layers(model, layers)
+    if not layers:
+        raise ModelError(f"{type(model).__name__} has no convolution and no linear layer: there is nothing to compress")
+    check_values(model, layers)
     rules = Rules(model, method, keep, policy or {}, layers)
     reading = order.read(model)
     facts = _Facts(_ends(layers, reading), _tied(model), reading.functional())
@@ -132,17 +134,16 @@ def _check_arguments(model: object, method: object, policy: object, init: object
         raise ConfigError(f"init={init!r}: choose 'random' or 'dense'")
 
 
-def _check_layers(model: nn.Module, layers: list[Layer]) -> None:
+def check_values(model: nn.Module, layers: list[Layer]) -> None:
+    """A ModelError unless every layer has weights, on a device, and all of them are numbers."""
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            raise ModelError(f"{name} is not materialised yet: run one batch through the model before compress")
-    if not layers:
-        raise ModelError(f"{type(model).__name__} has no convolution and no linear layer: there is nothing to compress")
+            raise ModelError(f"{name} is not materialised yet: run one batch through the model first")
     for layer in layers:
         for name, parameter in layer.module.named_parameters(recurse=False):
             if parameter.is_meta:
                 raise ModelError(
-                    f"{layer}: {name} is on the meta device and has no values: materialise the model first"
+                    f"{layer}: {name} is on the meta device, without values: materialise the model first"
                 )
             if not bool(torch.isfinite(parameter).all()):
                 raise ModelError(

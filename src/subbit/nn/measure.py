@@ -14,14 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from subbit.accounting import FLOAT_BITS, STORAGE_BITS, Bits, Operations, operations, paper_bits, weight_bits
 from subbit.errors import ConfigError, ModelError, PackError, SubbitError
 from subbit.inspection import LayerReport, OtherReport, Report, memory_to_run, stored_by_name
 from subbit.methods.base import CompressedLayer
-from subbit.nn.compress import Decision, conversion_of, find_layers
+from subbit.nn.compress import Decision, check_values, conversion_of, find_layers
 from subbit.nn.order import TRANSPOSED, replica
 from subbit.nn.rules import Layer
 from subbit.records import Dense, Linear, Shape, Storage, Weight, fold_scales
@@ -33,8 +32,10 @@ _BATCH_STATISTICS = ("running_mean", "running_var")
 
 def measure(model: nn.Module, input_shape: Sequence[int], storage: Storage = "f16") -> Report:
     """The report of `model` for one input of `input_shape`, with or without a batch dimension in front."""
-    _check_model(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("a ScriptModule cannot be inspected: pass the model it was scripted or traced from")
     layers = find_layers(model)
+    check_values(model, layers)
     shape = _without_batch(input_shape, layers)
     example = _example(model, shape)
     decisions, notes = _decisions(model)
@@ -62,16 +63,6 @@ def measure(model: nn.Module, input_shape: Sequence[int], storage: Storage = "f1
 
 
 # ------------------------------------------------------------------------------------------------- input
-
-
-def _check_model(model: nn.Module) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError("a ScriptModule cannot be inspected: pass the model it was scripted or traced from")
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ModelError(f"{name} is not materialised yet: run one batch through the model before inspect")
-        if parameter.is_meta:
-            raise ModelError(f"{name} is on the meta device and has no values: materialise the model first")
 
 
 def _without_batch(input_shape: Sequence[int], layers: list[Layer]) -> Shape:
