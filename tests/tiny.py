@@ -31,6 +31,7 @@ def settings(**changes: Any) -> Settings:
         "f1": 1,
         "f2": "1/8",
         "epochs": 2,
+        "lr": 2e-3,
         "batch": 32,
         "threads": 1,
         "log_every": 1,
