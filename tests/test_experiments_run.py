@@ -1,0 +1,117 @@
+"""`subbit reproduce` from spec to ledger on a few real digits, and again when there is nothing left to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from subbit import data
+from subbit.cli import main
+from subbit.experiments import ledger
+from subbit.experiments.spec import load_spec
+from tests.test_experiments import EXPERIMENTS, SMALL, write_spec
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three hundred of the packaged digits as a folder of images, one subfolder per class."""
+    folder = tmp_path_factory.mktemp("pictures")
+    digits = data.load("digits").train
+    for number in range(300):
+        place = folder / str(digits.labels[number])
+        place.mkdir(exist_ok=True)
+        Image.fromarray(digits.images[number, 0]).save(place / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path: Path, pictures: Path) -> Path:
+    text = SMALL.replace(
+        'data = "digits"', f'data = "{pictures}"\nimage_size = 28\nthreads = 1\ntest_each_epoch = true'
+    )
+    return write_spec(tmp_path, text.replace("seeds = [0, 1]", "seeds = [0]"))
+
+
+def reproduce(spec: Path, *options: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["reproduce", str(spec), "--runs", str(spec.parent / "runs"), *options])
+    assert end.value.code == 0
+
+
+def test_reproduce_from_spec_to_table(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce(small, "--dry-run")
+    assert "subbit reproduce small --rows dense --seeds 0\n" in capsys.readouterr().out
+    assert not (small.parent / "runs").exists()
+
+    # `taught` needs the run folder of `dense`, so both are run; both get their line
+    reproduce(small, "--epochs", "1", "--rows", "taught")
+    spec = load_spec(small)
+    lines = ledger.read(spec.ledger)
+    assert lines.damaged == ()
+    assert [(line.row, line.seed, line.epochs, line.spec_epochs) for line in lines.entries] == [
+        ("dense", 0, 1, 3),
+        ("taught", 0, 1, 3),
+    ]
+    dense, taught = lines.entries
+    for line in (dense, taught):
+        assert line.row_hash == spec.row(line.row).hash
+        assert len(line.curve) == 1
+        assert line.curve_split == "test"
+        assert line.curve[-1] == pytest.approx(line.accuracy, abs=0.001)
+        assert line.threads == 1
+        assert line.seconds > 0
+        assert {"python", "torch", "lightning", "numpy", "subbit"} == set(line.versions)
+        assert str(small.parent) not in line.to_line()  # no path of this machine but the data set's name
+        assert line.command == f"subbit reproduce small --rows {line.row} --seeds 0 --epochs 1"
+    assert dense.paper_ratio == 1
+    assert taught.ratio > 10 > dense.ratio
+    assert taught.settings["distill_weight"] == 0.5
+    used = {layer.name: sum(layer.usage) for layer in taught.layers if layer.usage}
+    assert used == {"features.4": 50, "classifier.1": 500}  # f1 = 1: one block per filter
+    assert 8 * taught.stored_bytes > sum(layer.bits for layer in taught.layers) > 0
+    assert "1 of 3 epochs" in capsys.readouterr().out
+
+    # a second time there is nothing to do; a line that got lost comes back without training
+    before = spec.ledger.read_bytes()
+    reproduce(small, "--epochs", "1", "--rows", "dense,taught")
+    assert spec.ledger.read_bytes() == before
+    spec.ledger.write_bytes(before.split(b"\n")[0] + b"\n")
+    model = next((small.parent / "runs" / "small").glob("taught*")) / "model.pt"
+    trained = model.stat().st_mtime_ns
+    reproduce(small, "--epochs", "1", "--rows", "taught")
+    again = ledger.read(spec.ledger).entries[1]
+    assert (again.accuracy, again.curve, again.seconds) == (taught.accuracy, taught.curve, taught.seconds)
+    assert model.stat().st_mtime_ns == trained
+
+
+def test_the_list_names_every_spec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(EXPERIMENTS.parent)
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["reproduce", "--list"])
+    shown = capsys.readouterr().out
+    names = [path.stem for path in EXPERIMENTS.glob("*.toml") if path.stem != "published"]
+    assert len(names) == 11
+    assert all(name in shown for name in names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce"], "which table?"),
+        (["reproduce", "mnist", "--seeds", "a"], "--seeds 'a': give numbers from 0"),
+        (["reproduce", "mnist", "--rows", "slbf-1-0.3"], "did you mean 'slbf-1-0.25'"),
+        (["report", "--check"], "--check needs --update FILE"),
+        (["report", "--update", "nowhere.md"], "cannot read nowhere.md"),
+    ],
+)
+def test_wrong_arguments_are_explained(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(EXPERIMENTS.parent)
+    with pytest.raises(SystemExit) as failure:
+        main(arguments)
+    assert failure.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,240 @@
+"""The report shows what the ledger says, says where it falls short, and generated tables cannot go stale."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from subbit.cli import main
+from subbit.errors import ConfigError
+from subbit.experiments import figures, ledger
+from subbit.experiments.report import build_section, environments, render_html, replace_tables, write_report
+from subbit.experiments.spec import Spec, load_spec
+from subbit.experiments.table import Table, build_table, cells, markdown, notes
+from tests.test_experiments import EXPERIMENTS, SMALL, entry, write_spec
+
+ROOT = EXPERIMENTS.parent
+PUBLISHED = """
+[tables.here]
+place = "Table 9"
+caption = "A table"
+finding = "It works."
+convolution_weights = 25500
+
+[tables.here.rows]
+dense = { label = "Full", ratio = 1, mnist = 99.48 }
+slbf = { label = "SLBF", ratio = 32, about = true, mnist = 99.27, recount = { lenet5 = 29.89 } }
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    (tmp_path / "published.toml").write_text(PUBLISHED)
+    reference = 'published = { table = "here", column = "mnist" }\n'
+    return load_spec(write_spec(tmp_path, SMALL.replace('title = "Small"\n', 'title = "Small"\n' + reference)))
+
+
+@pytest.fixture
+def measured(spec: Spec) -> Spec:
+    """Dense with one seed, SLBF with two, the third row not at all."""
+    ledger.append(spec.ledger, entry(spec, "dense", accuracy=99.12, stored_bytes=862_331, ratio=2.0, paper_ratio=1.0))
+    ledger.append(spec.ledger, entry(spec, "slbf", seed=0, accuracy=98.50))
+    ledger.append(spec.ledger, entry(spec, "slbf", seed=1, accuracy=98.70, curve=(94.0, 97.0, 98.7)))
+    return spec
+
+
+def column(table: Table, header: str) -> list[str]:
+    headers, rows = cells(table)
+    return [row[headers.index(header)] for row in rows]
+
+
+# --------------------------------------------------------------------------------------------------- cells
+
+
+def test_paper_and_ours_stand_side_by_side(measured: Spec) -> None:
+    table = build_table(measured)
+    assert column(table, "network") == ["dense", "SLBF (1, 1/4)", "taught"]
+    assert column(table, "ratio, paper") == ["1×", "~32×", "–"]
+    assert column(table, "recounted") == ["–", "29.89×", "–"]
+    assert column(table, "file") == ["862.3 kB", "20.5 kB", "–"]
+    assert column(table, "ratio, file") == ["2.0×", "84.3×", "–"]
+    assert column(table, "accuracy, paper") == ["99.48", "99.27", "–"]
+    assert column(table, "accuracy, ours") == ["99.12", "98.60 ± 0.14 (2)", "–"]
+    assert "sample standard deviation" in " ".join(notes(table))
+
+
+def test_fewer_epochs_are_said_wherever_the_row_is_shown(spec: Spec) -> None:
+    ledger.append(spec.ledger, entry(spec, "slbf", epochs=2, curve=(95.0, 97.5)))
+    table = build_table(spec)
+    assert column(table, "accuracy, ours")[1] == "98.50, 2 of 3 epochs"
+    assert "2 of 3 epochs: SLBF (1, 1/4)" in " ".join(notes(table))
+    assert "98.50, 2 of 3 epochs" in markdown(table)
+    assert "98.50, 2 of 3 epochs" in render_html([build_section(table)], [])
+    # a spec that asks for more later makes earlier runs short ones
+    longer = load_spec(write_spec(spec.path.parent, spec.path.read_text().replace("epochs = 3", "epochs = 40")))
+    assert column(build_table(longer), "accuracy, ours")[1] == "98.50, 2 of 40 epochs"
+
+
+def test_runs_of_the_specs_length_are_shown_before_others(spec: Spec) -> None:
+    for epochs, accuracy in ((2, 90.0), (3, 95.0), (5, 97.0)):
+        ledger.append(spec.ledger, entry(spec, "slbf", epochs=epochs, accuracy=accuracy))
+    assert column(build_table(spec), "accuracy, ours")[1] == "95.00"
+
+
+def test_a_longer_run_says_so_too(spec: Spec) -> None:
+    ledger.append(spec.ledger, entry(spec, "slbf", epochs=5))
+    assert column(build_table(spec), "accuracy, ours")[1] == "98.50, 5 epochs instead of 3"
+
+
+def test_the_latest_line_of_a_seed_counts(spec: Spec) -> None:
+    ledger.append(spec.ledger, entry(spec, "slbf", accuracy=90.0))
+    ledger.append(spec.ledger, entry(spec, "slbf", accuracy=95.0))
+    assert column(build_table(spec), "accuracy, ours")[1] == "95.00"
+
+
+def test_lines_of_another_definition_are_not_shown_but_mentioned(spec: Spec) -> None:
+    ledger.append(spec.ledger, entry(spec, "slbf", row_hash="000000000000"))
+    table = build_table(spec)
+    assert column(table, "accuracy, ours")[1] == "–"
+    assert "1 older measurement of another definition" in " ".join(notes(table))
+
+
+def test_damaged_lines_are_named_under_the_table(measured: Spec) -> None:
+    with measured.ledger.open("a") as file:
+        file.write("{broken\n")
+    assert "small.jsonl, line 4 is damaged" in markdown(build_table(measured))
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+def test_pictures_are_valid_svg_and_the_same_every_time(measured: Spec) -> None:
+    section = build_section(build_table(measured))
+    names = [picture.name for picture in (*section.pictures, *section.details)]
+    assert names == [
+        "small",
+        "small-curves",
+        "small-dense-bits",
+        "small-dense-use",
+        "small-slbf-bits",
+        "small-slbf-use",
+    ]
+    for picture in (*section.pictures, *section.details):
+        assert ElementTree.fromstring(picture.svg).tag == "{http://www.w3.org/2000/svg}svg"
+    assert build_section(build_table(measured)) == section
+
+
+@pytest.mark.parametrize("kind", ["size", "ratio", "curves"])
+def test_every_kind_of_figure_can_be_drawn(measured: Spec, kind: str) -> None:
+    text = measured.path.read_text().replace('title = "Small"', f'title = "Small"\nfigure = "{kind}"')
+    drawing = figures.draw(build_table(load_spec(write_spec(measured.path.parent, text))))
+    assert drawing is not None
+    assert "<svg" in drawing
+
+
+def test_a_perfect_or_hopeless_network_can_be_drawn(spec: Spec) -> None:
+    ledger.append(spec.ledger, entry(spec, "slbf", accuracy=100.0, curve=(0.0, 100.0, 100.0)))
+    section = build_section(build_table(spec))
+    assert len(section.pictures) == 2
+
+
+def test_a_line_without_layers_says_what_cannot_be_drawn(spec: Spec) -> None:
+    ledger.append(spec.ledger, entry(spec, "slbf", layers=()))
+    section = build_section(build_table(spec))
+    assert section.details == ()
+    assert "no layers" in section.missing[0]
+    assert "no layers" in render_html([section], [])
+
+
+# -------------------------------------------------------------------------------------------------- report
+
+
+def test_the_page_needs_nothing_from_outside(measured: Spec, tmp_path: Path) -> None:
+    page, text = write_report([build_table(measured)], tmp_path / "out")
+    html = page.read_text()
+    sources = re.findall(r"""(?:src|href)=["']([^"']+)""", html)
+    assert sources
+    assert all(source.startswith(("data:image/svg+xml;base64,", "#")) for source in sources)
+    assert not re.search(r"@import|url\(|<script|<link", html)
+    for shown in ("98.60 ± 0.14 (2)", "99.27", "Table 9 of the paper", "It works.", "A processor", "0123456789"):
+        assert shown in html
+        assert shown in text.read_text()
+    for target in re.findall(r"\]\((figures/[^)]+)\)", text.read_text()):
+        assert (tmp_path / "out" / target).is_file()
+
+
+def test_names_with_markup_are_shown_as_text(tmp_path: Path) -> None:
+    spec = load_spec(write_spec(tmp_path, SMALL.replace('"SLBF (1, 1/4)"', '"<b>SLBF</b>"')))
+    ledger.append(spec.ledger, entry(spec, "slbf"))
+    html = render_html([build_section(build_table(spec))], [])
+    assert "&lt;b&gt;SLBF&lt;/b&gt;" in html
+    assert "<b>SLBF</b>" not in html
+
+
+def test_what_is_not_measured_is_listed_with_its_command(measured: Spec, tmp_path: Path) -> None:
+    waiting = load_spec(write_spec(tmp_path, SMALL, name="other"))
+    page, text = write_report([build_table(measured), build_table(waiting)], tmp_path / "out")
+    assert "subbit reproduce other" in page.read_text()
+    assert "`subbit reproduce other`" in text.read_text()
+
+
+def test_machines_are_told_apart(measured: Spec) -> None:
+    ledger.append(measured.ledger, entry(measured, "taught", cpu="Another processor", dirty=True, seconds=7200))
+    lines = environments([build_table(measured)])
+    assert [line.partition(":")[0] for line in lines] == ["3 runs, 38 s", "1 run, 2.0 h"]
+    assert "with local changes" in lines[1]
+
+
+# -------------------------------------------------------------------------------------- tables in documents
+
+
+DOCUMENT = "# Title\n\n<!-- subbit:table small -->\nold\n<!-- /subbit:table -->\n\nrest\n"
+
+
+def test_marked_tables_are_replaced_and_the_rest_kept(measured: Spec) -> None:
+    table = build_table(measured)
+    fresh = replace_tables(DOCUMENT, {"small": table}.__getitem__, "doc.md")
+    assert markdown(table) in fresh
+    assert "old" not in fresh
+    assert fresh.startswith("# Title\n\n<!-- subbit:table small -->\n")
+    assert fresh.endswith("<!-- /subbit:table -->\n\nrest\n")
+    assert replace_tables(fresh, {"small": table}.__getitem__, "doc.md") == fresh
+
+
+def test_a_marker_without_its_end_is_an_error(measured: Spec) -> None:
+    with pytest.raises(ConfigError, match=r"doc\.md: 1 tables begin .* only 0 end"):
+        replace_tables("<!-- subbit:table small -->\n", lambda name: build_table(measured), "doc.md")
+
+
+def test_stale_documents_fail_the_check(measured: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = tmp_path / "doc.md"
+    document.write_text(DOCUMENT.replace("table small", "table mnist"))
+    arguments = ["report", "--update", str(document)]
+    with pytest.raises(SystemExit) as failure:
+        main([*arguments, "--check"])
+    assert failure.value.code == 2
+    assert "its tables are stale; run: subbit report --update" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(SystemExit) as success:
+        main(arguments)
+    assert success.value.code == 0
+    assert "SLBF (1, 1/16)" in document.read_text()
+    with pytest.raises(SystemExit) as success:
+        main([*arguments, "--check"])
+    assert success.value.code == 0
+
+
+def test_the_readme_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    if "subbit:table" not in text:
+        pytest.skip("README.md has no generated tables")
+    fresh = replace_tables(text, lambda name: build_table(load_spec(EXPERIMENTS / f"{name}.toml")), "README.md")
+    assert fresh == text, "run: subbit report --update README.md"
