@@ -64,7 +64,8 @@ class Network:
         self._free: list[c_void_p] = []  # contexts that nobody uses at the moment
         self._lock = threading.Lock()
         self._workers: tuple[int, ThreadPoolExecutor] | None = None
-        weakref.finalize(self, _close, self._model, self._free, data)
+        # not at exit: a daemon thread may still be running the network then
+        weakref.finalize(self, _close, self._model, self._free, data).atexit = False
         core = library()
         self.input_shape: Shape = self._shape(core.sb_input_shape)
         self.output_shape: Shape = self._shape(core.sb_output_shape)
