@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,31 @@ def test_checkpointed_gradients_are_the_same(method: Method) -> None:
     checkpoint(layer, x, use_reentrant=False).square().sum().backward()
     for parameter, gradient in zip(layer.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.fixture(scope="module")
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = tmp_path_factory.mktemp("group") / "store"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@every_method
+@pytest.mark.usefixtures("process_group")
+def test_distributed_data_parallel_trains(method: Method) -> None:
+    """Without find_unused_parameters, so the second step fails if a parameter got no gradient in the first."""
+    plain, x = plain_layer("conv2d")
+    alone = method.layer(plain)
+    parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(alone))
+    for module in (alone, parallel):
+        optimiser = torch.optim.SGD(module.parameters(), lr=0.01)
+        for _ in range(2):
+            optimiser.zero_grad()
+            module(x).square().mean().backward()
+            optimiser.step()
+    for a, b in zip(alone.parameters(), parallel.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @every_method

@@ -99,6 +99,39 @@ def test_feature_and_weight_form_agree(case: tuple[Plain, Tensor], method: SLBF 
         _close(p.grad, q.grad)
 
 
+@pytest.mark.parametrize("size", [3, 8], ids=["small_image", "large_image"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("form", ["feature", "weight"])
+def test_channels_last_computes_the_same_and_stays(form: Any, groups: int, size: int) -> None:
+    layer = layer_of(SLBF(f1=1 / 2, f2=1 / 4, form=form), nn.Conv2d(16, 24, 3, padding=1, groups=groups))
+    x = torch.randn(4, 16, size, size)
+    expected = layer(x)
+    assert expected.is_contiguous(), "plain memory stays plain, so that .view() behind the layer works"
+    gradients = torch.autograd.grad(expected.square().sum(), list(layer.parameters()))
+    layer = layer.to(memory_format=torch.channels_last)
+    y = layer(x.contiguous(memory_format=torch.channels_last))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    _close(y, expected)
+    for a, b in zip(torch.autograd.grad(y.square().sum(), list(layer.parameters())), gradients, strict=True):
+        _close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("method", "plain", "shape", "form"),
+    [
+        (SLBF(f1=1 / 2, f2=1 / 4), nn.Conv2d(64, 64, 3, padding=1), (8, 64, 16, 16), "feature"),
+        (SLBF(f1=1 / 2, f2=1), nn.Conv2d(64, 64, 3, padding=1), (8, 64, 16, 16), "weight"),
+        (SLBF(f1=1 / 8, f2=1 / 2), nn.Conv2d(64, 64, 1), (8, 64, 16, 16), "weight"),
+        (SLBF(f1=1, f2=1 / 4), nn.Conv2d(64, 64, 3, groups=64), (8, 64, 16, 16), "weight"),
+        (SLBF(f1=1 / 2, f2=1 / 4), nn.Linear(256, 256), (64, 256), "feature"),
+        (SLBF(f1=1 / 2, f2=1), nn.Linear(256, 256), (4096, 256), "weight"),
+    ],
+    ids=["few_filters", "full_bank", "pointwise_many_blocks", "depthwise", "linear", "linear_full_bank"],
+)
+def test_auto_takes_the_cheaper_form(method: SLBF, plain: Plain, shape: tuple[int, ...], form: str) -> None:
+    assert layer_of(method, plain).cheaper_form(torch.empty(shape)) == form
+
+
 def _close(a: Tensor, b: Tensor) -> None:
     tolerance = 1e-5 * max(1.0, float(a.detach().abs().max()) if a.numel() else 0.0)
     torch.testing.assert_close(a, b, rtol=1e-5, atol=tolerance)
