@@ -80,7 +80,68 @@ ALWAYS_INLINE void pool_plane(const sb_pool *pool, const bool average, const flo
     }
 }
 
+/* ------------------------------------------------------------------------- windows of 2 x 2, side by side */
+
+/* The chunks 0, 2, … (odd: 1, 3, …) of `width` lanes of the two registers together, packed. */
+ALWAYS_INLINE vfloat pack_chunks(vfloat a, vfloat b, const int width, const bool odd) {
+    int32_t select[16];
+#pragma GCC unroll 16
+    for (int lane = 0; lane < LANES; lane++)
+        select[lane] = lane / width * 2 * width + lane % width + (odd ? width : 0);
+    return permute_pair(a, b, select);
+}
+
+/* The largest of each pair of neighbours in 2·LANES floats. */
+ALWAYS_INLINE vfloat pool_neighbours(const float *p) {
+    const vfloat a = vload(p), b = vload(p + LANES);
+    return larger_or_nan(even_lanes(a, b), odd_lanes(a, b));
+}
+
+/* Rows of less than two registers: the planes form one run of rows, of which each register of pairs holds several. */
+ALWAYS_INLINE void pool_narrow(const float *in, float *out, size_t outputs, const int width) {
+    for (size_t i = 0; i < outputs; i += LANES) {
+        const vfloat a = pool_neighbours(in + 4 * i), b = pool_neighbours(in + 4 * i + 2 * LANES);
+        vstore(out + i, larger_or_nan(pack_chunks(a, b, width, false), pack_chunks(a, b, width, true)));
+    }
+}
+
+static void pool_wide(const float *in, float *out, size_t rows, size_t width) {
+    for (size_t row = 0; row < rows; row++, in += 4 * width)
+        for (size_t x = 0; x < width; x += LANES, out += LANES)
+            vstore(out, larger_or_nan(pool_neighbours(in + 2 * x), pool_neighbours(in + 2 * width + 2 * x)));
+}
+
+/* Halves both sides of all planes by maxima, where whole registers do it; false where they do not. */
+static bool pool_halves(const sb_pool *pool, const float *in, float *out) {
+    const size_t outputs = (size_t)pool->channels * pool->out_height * pool->out_width;
+    if (pool->average || pool->kernel_h != 2 || pool->kernel_w != 2 || pool->stride_h != 2 || pool->stride_w != 2 ||
+        pool->pad_top || pool->pad_left || pool->dilation_h != 1 || pool->dilation_w != 1 ||
+        pool->height != 2 * pool->out_height || pool->width != 2 * pool->out_width)
+        return false;
+    if (pool->out_width % LANES == 0) {
+        pool_wide(in, out, (size_t)pool->channels * pool->out_height, (size_t)pool->out_width);
+        return true;
+    }
+    if (outputs % LANES)
+        return false;
+    switch (pool->out_width) {
+    case 1: pool_narrow(in, out, outputs, 1); return true;
+    case 2: pool_narrow(in, out, outputs, 2); return true;
+#if LANES >= 8
+    case 4: pool_narrow(in, out, outputs, 4); return true;
+#endif
+#if LANES >= 16
+    case 8: pool_narrow(in, out, outputs, 8); return true;
+#endif
+    default: return false;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- any pooling */
+
 static void simd_pool(const sb_pool *pool, const float *in, float *out) {
+    if (pool_halves(pool, in, out))
+        return;
     float row[POOL_WIDTH + 4 * LANES], columns[POOL_WIDTH + LANES];
     const int64_t last = (int64_t)(pool->out_width - 1) * pool->stride_w + (int64_t)(pool->kernel_w - 1) * pool->dilation_w;
     const int64_t reach = last + 1 > pool->pad_left + pool->width ? last + 1 : (int64_t)pool->pad_left + pool->width;
@@ -88,9 +149,9 @@ static void simd_pool(const sb_pool *pool, const float *in, float *out) {
         sb_kernels_portable.pool(pool, in, out);
         return;
     }
-    for (int i = 0; i < POOL_WIDTH + 4 * LANES; i++)
+    for (int i = 0; i < reach + 4 * LANES; i++)
         row[i] = pool->average ? 0.0f : -INFINITY;
-    for (int x = 0; x < POOL_WIDTH + LANES; x++) {
+    for (int x = 0; x < pool->out_width + LANES; x++) {
         const int first = x * pool->stride_w - pool->pad_left;
         columns[x] = pool->divisor ? 1.0f : (float)pool_extent(first, pool->kernel_w, pool->width, pool->pad_right, pool->count_include_pad);
     }

@@ -139,20 +139,32 @@ ALWAYS_INLINE vfloat even_lanes(vfloat a, vfloat b) { return __builtin_shuffleve
 ALWAYS_INLINE vfloat odd_lanes(vfloat a, vfloat b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
 #endif
 
-/* The pixels of a row moved by `lanes` (> 0: to higher lanes), `select` being the lane selection that does it:
- * select[l] < LANES takes that lane of v, LANES and above a lane of its neighbour in the row. */
+/* Lane l becomes lane select[l] of the pair (a, b). */
 #if LANES == 16
-ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes) {
-    (void)lanes;
-    return (vfloat)_mm512_permutex2var_ps(v, _mm512_loadu_si512(select), neighbour);
+ALWAYS_INLINE vfloat permute_pair(vfloat a, vfloat b, const int32_t *select) {
+    return (vfloat)_mm512_permutex2var_ps(a, _mm512_loadu_si512(select), b);
 }
 #elif LANES == 8
+ALWAYS_INLINE vfloat permute_pair(vfloat a, vfloat b, const int32_t *select) {
+    const __m256i from = _mm256_loadu_si256((const __m256i *)select);
+    const __m256 from_b = _mm256_castsi256_ps(_mm256_slli_epi32(from, 28)); /* bit 3 to the sign */
+    return (vfloat)_mm256_blendv_ps(_mm256_permutevar8x32_ps(a, from), _mm256_permutevar8x32_ps(b, from), from_b);
+}
+#else
+ALWAYS_INLINE vfloat permute_pair(vfloat a, vfloat b, const int32_t *select) {
+    vfloat result;
+    for (int lane = 0; lane < 4; lane++)
+        result[lane] = select[lane] < 4 ? a[select[lane] & 3] : b[select[lane] & 3];
+    return result;
+}
+#endif
+
+/* The pixels of a row moved by `lanes` (> 0: to higher lanes), `select` being the lane selection that does it:
+ * select[l] < LANES takes that lane of v, LANES and above a lane of its neighbour in the row. */
+#if LANES >= 8
 ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes) {
     (void)lanes;
-    const __m256i from = _mm256_loadu_si256((const __m256i *)select);
-    const __m256 from_neighbour = _mm256_castsi256_ps(_mm256_slli_epi32(from, 28)); /* bit 3 to the sign */
-    return (vfloat)_mm256_blendv_ps(_mm256_permutevar8x32_ps(v, from), _mm256_permutevar8x32_ps(neighbour, from),
-                                    from_neighbour);
+    return permute_pair(v, neighbour, select);
 }
 #else
 ALWAYS_INLINE vfloat shift_lanes(vfloat v, vfloat neighbour, const int32_t *select, int lanes) {
