@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
-from subbit.errors import PackError
+from subbit.errors import ModelError, PackError
 from subbit.methods.base import CompressedLayer, as_float32
 from subbit.nn.lowering.tracing import module_path, place
 from subbit.records import (
@@ -123,6 +123,9 @@ class Builder:
         def per_channel(values: Float32 | None) -> Float32 | None:
             if values is None:
                 return None
+            self.require(
+                bool(np.isfinite(values).all()), "its scale or shift is NaN or infinite (a negative variance?)"
+            )
             return np.ascontiguousarray(np.broadcast_to(values.astype(np.float32), x.shape[:1]))
 
         scale, shift = per_channel(scale), per_channel(shift)
@@ -161,13 +164,17 @@ class Builder:
 
     def numbers(self, tensor: Tensor, what: str) -> Float32:
         self.require(isinstance(tensor, Tensor), f"{what} depends on the input: only stored parameters are supported")
-        values = as_float32(tensor).reshape(-1)
-        self.require(bool(np.isfinite(values).all()), f"{what} contains NaN or infinity: the training diverged")
-        return values
+        return self._array(tensor, what).reshape(-1)
+
+    def _array(self, tensor: Tensor, what: str) -> Float32:
+        try:
+            return as_float32(tensor)
+        except ModelError as error:
+            raise self.error(f"its {what} cannot be stored: {error}") from error
 
     def without_batch(self, tensor: Tensor, rank: int) -> Float32:
         """A constant as it meets a value of `rank` dimensions: its batch dimension, if it has one, taken away."""
-        values = as_float32(tensor)
+        values = self._array(tensor, "constant")
         self.require(values.ndim <= rank + 1, f"a constant of {values.ndim} dimensions meets one of {rank + 1}")
         if values.ndim == rank + 1:
             rows = values.shape[0]
@@ -180,7 +187,10 @@ class Builder:
 
     def layer_record(self, layer: CompressedLayer) -> Weight:
         if id(layer) not in self._records:
-            self._records[id(layer)] = (layer, layer.record())
+            try:
+                self._records[id(layer)] = (layer, layer.record())
+            except ModelError as error:
+                raise self.error(f"its weight cannot be stored: {error}") from error
         return self._records[id(layer)][1]
 
     def weight_record(self, weight: Any) -> Weight:
@@ -190,9 +200,7 @@ class Builder:
             layer = None if isinstance(weight, nn.Parameter) else self._layer_of(weight)
             if layer is not None:
                 return self.layer_record(layer)
-            values = as_float32(weight)
-            self.require(bool(np.isfinite(values).all()), "its weight contains NaN or infinity: the training diverged")
-            self._records[id(weight)] = (weight, Dense(values))
+            self._records[id(weight)] = (weight, Dense(self._array(weight, "weight")))
         return self._records[id(weight)][1]
 
     def _layer_of(self, weight: Tensor) -> CompressedLayer | None:

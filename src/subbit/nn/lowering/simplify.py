@@ -86,14 +86,21 @@ def simplify(lowered: Lowered) -> Graph:
         output=lowered.output,
     )
     remove_dead(graph)
-    while any(
-        rule(graph, value, graph.ops[value]) for value in list(graph.ops) for rule in RULES if value in graph.ops
-    ):
+    while _apply_rules(graph):
         remove_dead(graph)
     for value, op in list(graph.ops.items()):
         if isinstance(op, Conv | Linear):
             graph.ops[value] = _scale_into_values(graph, op)
     return graph
+
+
+def _apply_rules(graph: Graph) -> bool:
+    """Every rule at every operation once; whether anything changed."""
+    changed = False
+    for value in list(graph.ops):
+        for rule in RULES:
+            changed |= value in graph.ops and rule(graph, value, graph.ops[value])
+    return changed
 
 
 def remove_dead(graph: Graph) -> None:

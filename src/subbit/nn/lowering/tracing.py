@@ -176,6 +176,7 @@ class _Root(nn.Module):
 def trace(model: nn.Module, shape: tuple[int, ...], batch: int, output: OutputKey = None) -> Trace:
     """The graph of `model` in eval mode for inputs (batch, *shape)."""
     model = _unwrapped(model)
+    _check_materialised(model)
     _check_inputs(model)
     root = _Root(model, output)
     tracer = ShapedTracer(torch.empty((batch, *shape), device="meta"))
@@ -233,6 +234,12 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def _check_materialised(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter | nn.UninitializedBuffer):
+            raise PackError(f"{name} is not materialised yet: run one batch through the model, then pack it")
 
 
 def _check_inputs(model: nn.Module) -> None:
@@ -293,9 +300,10 @@ def _named_outputs(result: Any) -> dict[str, Any]:
 
 
 def _trace_message(tracer: ShapedTracer, error: Exception) -> str:
+    shape = ", ".join(map(str, tracer.example.shape[1:]))
     where = describe(*(tracer.current[-1] if tracer.current else ("", "")))
     return (
         f"{where} cannot be packed: its forward {error if isinstance(error, TypeError) else repr(error)}. Packing runs "
-        "the model once with known shapes and unknown values, in eval mode; change the forward, or wrap the model in "
-        "a module without this part"
+        f"the model on one shape, here (N, {shape}), with unknown values, in eval mode; give another shape, change "
+        "the forward, or wrap the model in a module without this part"
     )

@@ -125,7 +125,8 @@ def batch_norm(
             "normalises with the statistics of the batch; supported is BatchNorm with running statistics "
             "(track_running_stats=True)"
         )
-    scale = 1 / np.sqrt(b.numbers(running_var, "running_var").astype(np.float64) + eps)
+    with np.errstate(invalid="ignore"):  # a negative variance is found as a scale of NaN
+        scale = 1 / np.sqrt(b.numbers(running_var, "running_var").astype(np.float64) + eps)
     if weight is not None:
         scale = scale * b.numbers(weight, "weight")
     shift = -b.numbers(running_mean, "running_mean").astype(np.float64) * scale
