@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -353,7 +353,10 @@ class Program:
                 yield op
 
 
-def fold_scales(op: Conv | Linear) -> Conv | Linear:
+_Layer = TypeVar("_Layer", bound=Conv | Linear)
+
+
+def fold_scales(op: _Layer) -> _Layer:
     """The same operation in stored form: one scale per filter moved from the record into `op.scale`.
 
     A `Binary` loses its scale. A `Stacked` keeps scale[t, i] / scale[t, 0], whose first column is 1 and is

@@ -1,0 +1,49 @@
+"""The documentation's examples run, and the commands and links in it exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for found, body in BLOCK.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+def shell_lines() -> list[str]:
+    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    return sorted({line.split("#")[0].strip() for line in lines if line.startswith("subbit ")})
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for number, source in enumerate(blocks(page, "python")):
+        exec(compile(source, f"{page.name}[{number}]", "exec"), namespace)
+
+
+@pytest.mark.parametrize("line", shell_lines())
+def test_commands_and_options_exist(line: str) -> None:
+    from subbit.cli import command_options
+
+    _, command, *arguments = shlex.split(line)
+    known = command_options(command)
+    unknown = [word.split("=")[0] for word in arguments if word.startswith("-") and word.split("=")[0] not in known]
+    assert not unknown, f"{line}: subbit {command} has {sorted(known)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = [
+        target for target in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / target).exists()
+    ]
+    assert not missing
