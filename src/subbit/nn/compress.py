@@ -142,9 +142,7 @@ def check_values(model: nn.Module, layers: list[Layer]) -> None:
     for layer in layers:
         for name, parameter in layer.module.named_parameters(recurse=False):
             if parameter.is_meta:
-                raise ModelError(
-                    f"{layer}: {name} is on the meta device, without values: materialise the model first"
-                )
+                raise ModelError(f"{layer}: {name} is on the meta device, without values: materialise the model first")
             if not bool(torch.isfinite(parameter).all()):
                 raise ModelError(
                     f"{layer}: {name} contains NaN or infinity: repair it or go back to an earlier checkpoint"
