@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subbit.nn.lowering.lower import HANDLERS
+from subbit.nn.lowering.pointwise import dropout, identity
 from tests.parity import assert_parity, kinds
 
 Function = Callable[[Tensor], Tensor]
@@ -304,3 +308,13 @@ SIZES: list[tuple[Any, tuple[int, ...]]] = [
 @pytest.mark.parametrize(("model", "shape"), SIZES)
 def test_unusual_sizes(model: nn.Module, shape: tuple[int, ...]) -> None:
     assert_parity(model, shape)
+
+
+def test_the_documented_operations_are_the_supported_ones() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "packing.md").read_text()
+    table = page.split("<!-- operations: begin -->")[1].split("<!-- operations: end -->")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    named = set(re.findall(r"`(\w+)`", "".join(row.replace("/", " ") for row in rows)))
+    assert named - set(HANDLERS) <= {"None"}
+    gone = {name for name, handler in HANDLERS.items() if handler in (dropout, identity)}
+    assert set(HANDLERS) - gone <= named
