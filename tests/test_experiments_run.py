@@ -86,6 +86,36 @@ def test_reproduce_from_spec_to_table(small: Path, capsys: pytest.CaptureFixture
     assert model.stat().st_mtime_ns == trained
 
 
+def test_slbf_starts_from_the_legonet_of_another_row(small: Path) -> None:
+    """The paper's study of initialisation: filters are the LegoNet's signs, everything else is taken as it is."""
+    import torch
+
+    from subbit.errors import ConfigError
+    from subbit.methods.legonet import LegoNetLayer
+    from subbit.methods.slbf import SLBFLayer
+    from subbit.train import Settings, build_model, fit, open_run
+
+    legonet = {"method": "legonet", "f1": "1/2", "f2": "1/4"}
+    common = {key: value for key, value in load_spec(small).row("slbf").settings.items() if key not in legonet}
+    folder = small.parent / "legonet"
+    fit(Settings.resolve(common, epochs=1, **legonet), out=folder)
+    source = open_run(folder).model
+    started = build_model(Settings.resolve(common, method="slbf", f1="1/2", f2="1/4", init_from=str(folder)), 10, 3)
+    layers = [(a, b) for a, b in zip(source.modules(), started.modules(), strict=False) if isinstance(b, SLBFLayer)]
+    assert len(layers) == 2
+    for before, after in layers:
+        assert isinstance(before, LegoNetLayer)
+        assert torch.equal(after.bank(), torch.where(before.bank() >= 0, 1.0, -1.0))
+    kept = [key for key in source.state_dict() if key.startswith(("features.0", "classifier.3")) or "running" in key]
+    assert len(kept) > 4
+    assert all(torch.equal(source.state_dict()[key], started.state_dict()[key]) for key in kept)
+    for other in ({"f1": "1", "f2": "1/4"}, {"f1": "1/2", "f2": "1/8"}):
+        with pytest.raises(ConfigError, match="f1, f2 and keep must be equal"):
+            build_model(Settings.resolve(common, method="slbf", init_from=str(folder), **other), 10, 3)
+    with pytest.raises(ConfigError, match="a dense lenet5 is needed"):
+        build_model(Settings.resolve(common, method="bwn", init_from=str(folder)), 10, 3)
+
+
 def test_the_list_names_every_spec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(EXPERIMENTS.parent)
     monkeypatch.setenv("COLUMNS", "200")

@@ -17,6 +17,7 @@ from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError, TrainingError
 from subbit.methods import from_config
 from subbit.methods.base import Method
+from subbit.methods.slbf import SLBF, SLBFLayer
 from subbit.models import MODELS
 from subbit.nn.compress import compress
 from subbit.train import checkpoint
@@ -63,11 +64,14 @@ def dense_model(settings: Settings, classes: int, channels: int) -> nn.Module:
 def build_model(settings: Settings, classes: int, channels: int) -> nn.Module:
     """The network to train, compressed as the settings say, with its initial weights."""
     method = method_of(settings)
-    if settings.init_from:
-        dense = _starting_point(settings)
-        return _compressed(dense, method, settings, "dense") if method else dense
+    source = _starting_point(settings) if settings.init_from else None
+    if source is not None and source.settings.method == "dense":
+        return _compressed(source.model, method, settings, "dense") if method else source.model
     dense = dense_model(settings, classes, channels)
-    return _compressed(dense, method, settings, "random") if method else dense
+    model = _compressed(dense, method, settings, "random") if method else dense
+    if source is not None:
+        _start_from_legonet(model, source.model, settings)
+    return model
 
 
 def _compressed(dense: nn.Module, method: Method, settings: Settings, init: Any) -> nn.Module:
@@ -75,14 +79,33 @@ def _compressed(dense: nn.Module, method: Method, settings: Settings, init: Any)
         return compress(dense, method, keep=[_TYPES.get(name, name) for name in settings.keep], init=init)
 
 
-def _starting_point(settings: Settings) -> nn.Module:
+def _starting_point(settings: Settings) -> Run:
     source = open_run(settings.init_from)
-    if source.settings.method != "dense" or source.settings.model != settings.model:
+    possible = ("dense", "legonet") if settings.method == "slbf" else ("dense",)
+    if source.settings.method not in possible or source.settings.model != settings.model:
         raise ConfigError(
             f"init_from = {settings.init_from!r} is a {source.settings.method} {source.settings.model}: "
-            f"to start from, a dense {settings.model} is needed"
+            f"to start from, a {' or '.join(possible)} {settings.model} is needed"
         )
-    return source.model
+    return source
+
+
+def _start_from_legonet(model: nn.Module, source: nn.Module, settings: Settings) -> None:
+    """Stacked layers as `SLBF.from_legonet` makes them of their namesakes, everything else as it was trained."""
+    trained = dict(source.named_modules())
+    stacked = {name: layer for name, layer in model.named_modules() if isinstance(layer, SLBFLayer)}
+    inside = tuple(f"{name}." for name in stacked)
+    try:
+        rest = {key: value for key, value in source.state_dict().items() if not key.startswith(inside)}
+        model.load_state_dict(rest, strict=False)
+        for name, layer in stacked.items():
+            options = {key: getattr(layer.method, key) for key in ("scale", "selection", "estimator")}
+            layer.load_state_dict(SLBF.from_legonet(trained[name], **options).state_dict())
+    except (RuntimeError, AttributeError) as error:
+        raise ConfigError(
+            f"init_from = {settings.init_from!r} has other shared filters than this network: "
+            "f1, f2 and keep must be equal"
+        ) from error
 
 
 class _seeded:  # noqa: N801  (used as a function)

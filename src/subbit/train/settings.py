@@ -68,7 +68,7 @@ class Settings:
         default_factory=dict, metadata=_about("A further option of the method, as name=value. May repeat.")
     )
     keep: tuple[str, ...] = _value((), "Layers to leave as they are: a name, a glob or a layer type. May repeat.")
-    init_from: str = _value("", "A finished dense run (folder or model.pt) from which to start.")
+    init_from: str = _value("", "A finished run (folder or model.pt) to start from: dense, or for SLBF a LegoNet.")
 
     # for how long, and in which order
     recipe: str = _value("fast", "Where values that are not given come from.", choices=tuple(RECIPES))
