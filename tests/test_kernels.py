@@ -206,6 +206,40 @@ def test_fully_connected(features: tuple[int, int], kind: Kind, storage: Literal
     check(Program((5, features[0]), (layer,), storage=storage), row)  # rows
 
 
+def _signs_only(case: Case, kind: Kind) -> Program:
+    """A convolution of signs without scales: its output consists of integers."""
+    weight = case.weight(kind, np.random.default_rng(0))
+    assert isinstance(weight, Binary | Stacked)
+    conv = Conv(
+        inputs=(0,), weight=replace(weight, scale=None), stride=case.stride, padding=case.padding,
+        dilation=case.dilation, groups=case.groups, binary_input=True,
+    )  # fmt: skip
+    return Program((case.channels, *case.size), (conv,))
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("kind", ["binary", "stacked"])
+@pytest.mark.parametrize("kernel", ["xnor", "popcount"])
+def test_signs_of_the_input(kernel: str, kind: Kind, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    used = {check(_signs_only(case, kind), row, exact=True) for case in CASES.values()}
+    assert used == {kernel} or kernel == "popcount"  # which not every machine has
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_signs_of_zero_and_nan(row: str) -> None:
+    program = _signs_only(CASES["odd_channels"], "binary")
+    x = np.random.default_rng(0).integers(-1, 2, program.input_shape).astype(np.float32)
+    x[0, 0, 0], x[1, 1, 1] = np.nan, -0.0
+    np.testing.assert_array_equal(run(program, row, x)[0], run(program, "portable", x)[0])
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_scaled_signs(row: str) -> None:
+    check(CASES["seven"].program("stacked", binary_input=True), row)
+    check(CASES["many_channels"].program("binary", binary_input=True), row)
+
+
 POOLS = {
     "halves": Pool(inputs=(0,), kind="max", kernel=(2, 2), stride=(2, 2)),
     "stem": Pool(inputs=(0,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),

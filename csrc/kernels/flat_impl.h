@@ -54,12 +54,13 @@ static int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / 
 static int tap_y(const sb_conv *conv, int tap) { return tap / conv->weight.kernel_w * conv->dilation_h - conv->pad_top; }
 static int tap_x(const sb_conv *conv, int tap) { return tap % conv->weight.kernel_w * conv->dilation_w - conv->pad_left; }
 
-static flat_plan plan_flat(const sb_conv *conv) {
+/* `channels`: planes of a group that are staged, floats or other words of 32 bits. */
+static flat_plan plan_flat(const sb_conv *conv, int channels) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
     flat_plan plan = {
         .y_low = floor_divide(tap_y(conv, 0), conv->stride_h),
         .x_low = floor_divide(tap_x(conv, 0), conv->stride_w),
-        .channels = conv->weight.blocks * conv->weight.depth,
+        .channels = channels,
         .planes = conv->stride_h * conv->stride_w,
     };
     const int y_span = floor_divide(tap_y(conv, taps - 1), conv->stride_h) - plan.y_low;

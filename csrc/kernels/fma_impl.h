@@ -5,7 +5,7 @@
 
 typedef struct {
     flat_scratch flat;
-    float *maps; /* [input block][filter][register of the tile][lane] */
+    vfloat *maps; /* [input block][filter][register of the tile] */
 } fma_scratch;
 
 /* Stored filters that serve one group of channels: a bank serves all of them, other filters belong to one. */
@@ -22,7 +22,7 @@ static size_t batch_floats(const sb_conv *conv) {
 static double fma_cost(const sb_conv *conv) {
     if (!conv->weight.values || conv->weight.binary_input)
         return -1;
-    const flat_plan plan = plan_flat(conv);
+    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
     const double bands = (double)((conv->out_height + plan.band_rows - 1) / plan.band_rows);
     const double tiles = (double)((plan.max_vectors + FLAT_REGISTERS - 1) / FLAT_REGISTERS) * bands * conv->groups;
     const double batches = (double)filter_batches(conv) * conv->weight.blocks;
@@ -59,7 +59,7 @@ static size_t carve_fma_scratch(const sb_conv *conv, const flat_plan *plan, uint
 }
 
 static size_t fma_scratch_size(const sb_conv *conv) {
-    const flat_plan plan = plan_flat(conv);
+    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
     fma_scratch scratch;
     return carve_fma_scratch(conv, &plan, NULL, &scratch);
 }
@@ -70,7 +70,7 @@ static NEVER_INLINE void multiply_tile(const sb_conv *conv, const flat_plan *pla
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w, depth = conv->weight.depth;
     const size_t block_floats = (size_t)depth * plan->planes * plan->plane_floats;
     const int batches = filter_batches(conv);
-    vfloat *map = (vfloat *)scratch->maps;
+    vfloat *map = scratch->maps;
     for (int block = 0; block < conv->weight.blocks; block++)
         for (int batch = 0; batch < batches; batch++, map += FLAT_FILTERS * FLAT_REGISTERS) {
             vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
@@ -82,8 +82,8 @@ static NEVER_INLINE void multiply_tile(const sb_conv *conv, const flat_plan *pla
         }
 }
 
-static NEVER_INLINE void merge_tile(const sb_conv *conv, const fma_scratch *scratch, int group,
-                                    const flat_vector *vectors, int count, float *out) {
+static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scratch, const vfloat *maps_of_tile,
+                                    int group, const flat_vector *vectors, int count, float *out) {
     const sb_weight *weight = &conv->weight;
     const size_t k = (size_t)weight->blocks, maps = (size_t)filter_batches(conv) * FLAT_FILTERS;
     const size_t per_group = (size_t)(weight->out / conv->groups);
@@ -92,18 +92,18 @@ static NEVER_INLINE void merge_tile(const sb_conv *conv, const fma_scratch *scra
         vfloat sum[FLAT_REGISTERS] = {{0}};
         for (size_t i = 0; i < k; i++) {
             const size_t filter = weight->index ? weight->index[t * k + i] : t - group * per_group;
-            const vfloat *map = (const vfloat *)scratch->maps + (i * maps + filter) * FLAT_REGISTERS;
+            const vfloat *map = maps_of_tile + (i * maps + filter) * FLAT_REGISTERS;
             const vfloat ratio = vsplat(weight->ratio ? weight->ratio[t * k + i] : 1.0f);
 #pragma GCC unroll 8
             for (int r = 0; r < FLAT_REGISTERS; r++)
                 sum[r] += ratio * map[r];
         }
-        write_vectors(conv, &scratch->flat, t, range, vectors, count, sum, out);
+        write_vectors(conv, scratch, t, range, vectors, count, sum, out);
     }
 }
 
 static void fma_run(const sb_conv *conv, const float *in, float *out, void *memory) {
-    const flat_plan plan = plan_flat(conv);
+    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
     const float *weights = conv->prepared;
     fma_scratch scratch;
     carve_fma_scratch(conv, &plan, memory, &scratch);
@@ -121,7 +121,8 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
                 const flat_vector *vectors = scratch.flat.vectors + first;
                 const int left = scratch.flat.vectors_count - first;
                 multiply_tile(conv, &plan, &scratch, staged, vectors, weights + bank);
-                merge_tile(conv, &scratch, group, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS, out);
+                merge_tile(conv, &scratch.flat, scratch.maps, group, vectors,
+                           left < FLAT_REGISTERS ? left : FLAT_REGISTERS, out);
             }
         }
     }

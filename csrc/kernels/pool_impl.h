@@ -145,7 +145,8 @@ static void simd_pool(const sb_pool *pool, const float *in, float *out) {
     float row[POOL_WIDTH + 4 * LANES], columns[POOL_WIDTH + LANES];
     const int64_t last = (int64_t)(pool->out_width - 1) * pool->stride_w + (int64_t)(pool->kernel_w - 1) * pool->dilation_w;
     const int64_t reach = last + 1 > pool->pad_left + pool->width ? last + 1 : (int64_t)pool->pad_left + pool->width;
-    if (pool->stride_w > 2 || reach > POOL_WIDTH || (pool->average && (pool->dilation_h > 1 || pool->dilation_w > 1))) {
+    if (pool->stride_w > 2 || reach > POOL_WIDTH || pool->kernel_h > POOL_WIDTH || pool->dilation_h > POOL_WIDTH ||
+        (pool->average && (pool->dilation_h > 1 || pool->dilation_w > 1))) {
         sb_kernels_portable.pool(pool, in, out);
         return;
     }

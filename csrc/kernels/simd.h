@@ -216,4 +216,42 @@ ALWAYS_INLINE vfloat select_sums(const float *sums, lane_selector words) {
 }
 #endif
 
+/* Bits set per byte, and bytes added up per lane. */
+ALWAYS_INLINE vword count_byte_bits(vword v) {
+#if LANES == 16
+    const __m512i counts = _mm512_set4_epi32(0x04030302, 0x03020201, 0x03020201, 0x02010100);
+    const __m512i low = _mm512_and_si512((__m512i)v, _mm512_set1_epi8(15));
+    const __m512i high = _mm512_and_si512(_mm512_srli_epi16((__m512i)v, 4), _mm512_set1_epi8(15));
+    return (vword)_mm512_add_epi8(_mm512_shuffle_epi8(counts, low), _mm512_shuffle_epi8(counts, high));
+#elif LANES == 8
+    const __m256i counts = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2, 3, 1, 2,
+                                            2, 3, 2, 3, 3, 4);
+    const __m256i low = _mm256_and_si256((__m256i)v, _mm256_set1_epi8(15));
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16((__m256i)v, 4), _mm256_set1_epi8(15));
+    return (vword)_mm256_add_epi8(_mm256_shuffle_epi8(counts, low), _mm256_shuffle_epi8(counts, high));
+#else
+    typedef uint8_t bytes __attribute__((vector_size(16)));
+    bytes b = (bytes)v;
+    b -= b >> 1 & 0x55;
+    b = (b & 0x33) + (b >> 2 & 0x33);
+    return (vword)((b + (b >> 4)) & 0x0f);
+#endif
+}
+
+ALWAYS_INLINE vword add_bytes(vword v) {
+    const vword pairs = (v & 0x00ff00ff) + (v >> 8 & 0x00ff00ff);
+    return (pairs & 0xffff) + (pairs >> 16);
+}
+
+/* Bits set per lane by one instruction, where the caller has made sure that it exists. */
+#if LANES == 16
+ALWAYS_INLINE vword count_bits(vword v) {
+    vword count; /* an intrinsic could not be inlined into callers that know nothing of the instruction */
+    __asm__("vpopcntd %1, %0" : "=v"(count) : "v"(v));
+    return count;
+}
+#else
+ALWAYS_INLINE vword count_bits(vword v) { return add_bytes(count_byte_bits(v)); }
+#endif
+
 #endif

@@ -9,6 +9,7 @@
 #include "direct_impl.h"
 #include "linear_impl.h"
 #include "pool_impl.h"
+#include "xnor_impl.h"
 #include "table_impl.h"
 #include "lanes_impl.h"
 
@@ -20,7 +21,10 @@ static const sb_conv_kernel *const convs[] = {
 #if LANES >= 8
     &lanes_kernel,
 #endif
-    &fma_kernel, &direct_kernel, &linear_kernel, NULL,
+#if LANES == 16
+    &popcount_kernel,
+#endif
+    &xnor_kernel, &fma_kernel, &direct_kernel, &linear_kernel, NULL,
 };
 
 const sb_kernels PASTE(sb_kernels_, ROW) = {
