@@ -254,7 +254,7 @@ def test_hostile_class_names_are_refused(tmp_path: Path) -> None:
     target = tmp_path / "executed"
     files = {**cifar_files("cifar100", "python"), "meta": _hostile(target)["os_system"]}
     write_cifar(tmp_path, "cifar100", "python", "folder", files)
-    with pytest.raises(DataError, match="meta.*refused"):
+    with pytest.raises(DataError, match=r"meta.*refused"):
         load("cifar100", tmp_path, download=False)
     assert not target.exists()
 
@@ -301,7 +301,7 @@ def test_damaged_binary_cifar(tmp_path: Path) -> None:
 def test_truncated_archive(tmp_path: Path) -> None:
     archive = write_cifar(tmp_path, "cifar10", "python", "archive")
     archive.write_bytes(archive.read_bytes()[:-2000])
-    with pytest.raises(DataError, match="cifar-10-python.tar.gz is damaged or not complete"):
+    with pytest.raises(DataError, match=r"cifar-10-python\.tar\.gz is damaged or not complete"):
         load("cifar10", tmp_path, download=False)
 
 
