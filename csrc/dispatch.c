@@ -83,7 +83,8 @@ const char *sb_features(void) {
     size_t length = 0;
     text[0] = 0;
 #define ADD(feature) \
-    if (HAS(feature)) length += (size_t)snprintf(text + length, sizeof text - length, "%s%s", length ? " " : "", feature)
+    if (HAS(feature)) \
+    length += (size_t)snprintf(text + length, sizeof text - length, "%s%s", length ? " " : "", feature)
     ADD("sse2");
     ADD("avx2");
     ADD("fma");

@@ -9,7 +9,9 @@ typedef struct run {
     bool fused; /* convolutions apply the activation behind them */
 } run;
 
-static float *value_at(const run *r, int32_t value) { return (float *)(r->arena + r->model->plan.values[value].offset); }
+static float *value_at(const run *r, int32_t value) {
+    return (float *)(r->arena + r->model->plan.values[value].offset);
+}
 
 static const float *input_at(const run *r, int32_t value) {
     const float *constant = r->model->plan.values[value].constant;
@@ -76,8 +78,8 @@ static void run_op(const run *r, int32_t number) {
         case SB_OP_MEAN: sb_mean(op, from, in, out); break;
         case SB_OP_ARITHMETIC: {
             const sb_shape *other = &model->plan.values[op->inputs[1]].shape;
-            sb_broadcast(&model->kernels, (sb_arithmetic)op->arithmetic, from, in, other, input_at(r, op->inputs[1]), to,
-                         out);
+            sb_broadcast(&model->kernels, (sb_arithmetic)op->arithmetic, from, in, other, input_at(r, op->inputs[1]),
+                         to, out);
             break;
         }
         case SB_OP_CONCAT: concat(r, op, to, out); break;

@@ -16,6 +16,13 @@
 
 #define SB_ALIGNMENT 64
 
+/* Convolutions beyond these go to the portable row; the other rows need not fear that their offsets overflow an int.
+ * Elements of a value (2^28) and of a weight (2^30) fit one as well. */
+#define SB_FAST_KERNEL 128
+#define SB_FAST_STRIDE 16
+#define SB_FAST_DILATION 32
+#define SB_FAST_PADDING 4096
+
 /* Element-wise functions, numbered as in the file; SB_NONE is the identity. */
 typedef enum sb_function_kind {
     SB_RELU, SB_RELU6, SB_LEAKY_RELU, SB_HARDTANH, SB_SIGMOID, SB_HARD_SIGMOID, SB_SILU, SB_HARD_SWISH,
@@ -75,7 +82,7 @@ typedef struct sb_conv {
 
 typedef struct sb_conv_kernel {
     const char *name;
-    /* Estimated nanoseconds on one core, negative where the kernel cannot do this convolution; the cheapest is taken. */
+    /* Estimated nanoseconds on one core, negative where the kernel cannot do this convolution; the cheapest serves. */
     double (*cost)(const sb_conv *conv);
     /* Bytes of prepared weights, still packed; NULL: none. They are made once, when the model is opened. */
     size_t (*prepared_size)(const sb_conv *conv);

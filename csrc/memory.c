@@ -16,7 +16,10 @@ void *sb_alloc(sb_heap *heap, uint64_t count, uint64_t size) {
     /* header, slack for the alignment, and the size rounded up */
     const uint64_t rounded = (count * size + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT;
     const uint64_t total = sizeof(block) + SB_ALIGNMENT - 1 + rounded;
-    if (heap->limit && (total > heap->limit || heap->bytes > heap->limit - total)) return NULL;
+    if (heap->limit && (total > heap->limit || heap->bytes > heap->limit - total)) {
+        heap->refused = true;
+        return NULL;
+    }
     block *head = calloc(1, (size_t)total);
     if (!head) return NULL;
     head->next = heap->blocks;
@@ -25,6 +28,8 @@ void *sb_alloc(sb_heap *heap, uint64_t count, uint64_t size) {
     const uintptr_t start = (uintptr_t)(head + 1);
     return (void *)((start + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT);
 }
+
+sb_status sb_alloc_failure(const sb_heap *heap) { return heap->refused ? SB_ERROR_LIMIT : SB_ERROR_MEMORY; }
 
 void sb_free_all(sb_heap *heap) {
     for (block *head = heap->blocks; head;) {

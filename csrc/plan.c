@@ -35,7 +35,8 @@ typedef struct planner {
 static uint64_t rounded(uint64_t bytes) { return (bytes + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT; }
 
 static sb_status out_of_memory(const planner *p, int32_t op) {
-    return sb_fail(p->error, SB_ERROR_MEMORY, op, "no memory, or over the limit of %llu bytes",
+    return sb_fail(p->error, sb_alloc_failure(p->work.refused ? &p->work : p->heap), op,
+                   "no memory, or over the limit of %llu bytes",
                    (unsigned long long)p->heap->limit);
 }
 
@@ -54,9 +55,17 @@ static void consider(const sb_conv_kernel *const *list, sb_conv *conv, double *c
     }
 }
 
+/* The portable row takes every geometry that the format allows; the others count in ints and look at SB_FAST_* sizes. */
+static bool has_ordinary_geometry(const sb_conv *conv) {
+    return conv->weight.kernel_h <= SB_FAST_KERNEL && conv->weight.kernel_w <= SB_FAST_KERNEL &&
+           conv->stride_h <= SB_FAST_STRIDE && conv->stride_w <= SB_FAST_STRIDE &&
+           conv->dilation_h <= SB_FAST_DILATION && conv->dilation_w <= SB_FAST_DILATION &&
+           conv->pad_top <= SB_FAST_PADDING && conv->pad_left <= SB_FAST_PADDING;
+}
+
 static sb_status choose_kernel(planner *p, int32_t number, sb_conv *conv) {
     double cheapest = 0;
-    consider(p->kernels->convs, conv, &cheapest);
+    if (has_ordinary_geometry(conv)) consider(p->kernels->convs, conv, &cheapest);
     consider(sb_kernels_portable.convs, conv, &cheapest);
     const size_t size = conv->kernel->prepared_size ? conv->kernel->prepared_size(conv) : 0;
     if (size) {
@@ -240,7 +249,8 @@ static sb_status place_buffers(planner *p) {
             return sb_fail(p->error, SB_ERROR_LIMIT, -1, "more than %llu bytes of working memory",
                            (unsigned long long)SB_MAX_ARENA);
         int32_t position = i;
-        for (; position > 0 && placed[position - 1]->offset > offset; position--) placed[position] = placed[position - 1];
+        for (; position > 0 && placed[position - 1]->offset > offset; position--)
+            placed[position] = placed[position - 1];
         placed[position] = order[i];
     }
     p->plan->arena = (size_t)arena;

@@ -16,14 +16,15 @@
 #define SB_MAX_DIM (1 << 24)
 #define SB_MAX_ELEMENTS (1 << 28)
 #define SB_MAX_WEIGHTS (1 << 30)
+#define SB_MAX_FILTER (1 << 24)
 #define SB_MAX_FILTERS (1 << 16)
-#define SB_MAX_BLOCKS (1 << 22)
+#define SB_MAX_BLOCKS (1 << 24) /* of all stacked weights together: their indices may take nothing in the file */
 #define SB_MAX_NAME 255
 #define SB_MAX_LABELS (1 << 16)
 #define SB_MAX_LABEL 1023
 #define SB_MIN_FACTOR 0x1p-24 /* of an upsampling */
 #define SB_MAX_FACTOR 0x1p24
-#define SB_MAX_ARENA ((uint64_t)1 << 32)
+#define SB_MAX_ARENA ((uint64_t)1 << (sizeof(size_t) > 4 ? 32 : 31))
 
 /* ------------------------------------------------------------------------------------------------ errors */
 
@@ -41,11 +42,14 @@ typedef struct sb_heap {
     void *blocks;
     uint64_t bytes;
     uint64_t limit; /* 0: none */
+    bool refused;   /* the limit was in the way, not a lack of memory */
 } sb_heap;
 
 /* Zeroed memory aligned to SB_ALIGNMENT, its size rounded up to it; NULL when there is none. */
 void *sb_alloc(sb_heap *heap, uint64_t count, uint64_t size);
 void sb_free_all(sb_heap *heap);
+/* What it means that sb_alloc gave nothing. */
+sb_status sb_alloc_failure(const sb_heap *heap);
 
 /* --------------------------------------------------------------------------------------------- operations */
 
@@ -73,7 +77,9 @@ typedef enum sb_opcode {
     SB_OP_LAYER_NORM, SB_OP_PAD, SB_OP_UPSAMPLE, SB_OP_SOFTMAX, SB_OP_END
 } sb_opcode;
 
-typedef enum sb_pad_mode { SB_PAD_CONSTANT, SB_PAD_REFLECT, SB_PAD_REPLICATE, SB_PAD_CIRCULAR, SB_PAD_MODES } sb_pad_mode;
+typedef enum sb_pad_mode {
+    SB_PAD_CONSTANT, SB_PAD_REFLECT, SB_PAD_REPLICATE, SB_PAD_CIRCULAR, SB_PAD_MODES
+} sb_pad_mode;
 
 typedef struct sb_op {
     uint8_t code; /* sb_opcode */

@@ -80,13 +80,13 @@ static void affine(float scale, float shift, const float *in, float *out, size_t
 
 static float window_max(const sb_pool *pool, const float *plane, int64_t top, int64_t left) {
     float best = -INFINITY;
-    for (int32_t ky = 0; ky < pool->kernel_h; ky++) {
-        const int64_t y = top + (int64_t)ky * pool->dilation_h;
-        if (y < 0 || y >= pool->height) continue;
-        for (int32_t kx = 0; kx < pool->kernel_w; kx++) {
-            const int64_t x = left + (int64_t)kx * pool->dilation_w;
-            if (x < 0 || x >= pool->width) continue;
-            const float value = plane[y * pool->width + x];
+    int32_t y_begin, y_end, x_begin, x_end; /* the part of the window that lies inside the input */
+    sb_valid_range(top, pool->dilation_h, pool->height, pool->kernel_h, &y_begin, &y_end);
+    sb_valid_range(left, pool->dilation_w, pool->width, pool->kernel_w, &x_begin, &x_end);
+    for (int32_t ky = y_begin; ky < y_end; ky++) {
+        const float *row = plane + (top + (int64_t)ky * pool->dilation_h) * pool->width;
+        for (int32_t kx = x_begin; kx < x_end; kx++) {
+            const float value = row[left + (int64_t)kx * pool->dilation_w];
             if (value > best || value != value) best = value;
         }
     }

@@ -39,7 +39,10 @@ void sb_layer_norm(const sb_op *op, const sb_shape *shape, const float *in, floa
         double sum = 0, squares = 0;
         for (size_t i = 0; i < s.size; i++) sum += in[start + i * s.inner];
         const double mean = sum / (double)s.size;
-        for (size_t i = 0; i < s.size; i++) squares += (in[start + i * s.inner] - mean) * (in[start + i * s.inner] - mean);
+        for (size_t i = 0; i < s.size; i++) {
+            const double distance = in[start + i * s.inner] - mean;
+            squares += distance * distance;
+        }
         const float factor = (float)(1 / sqrt(squares / (double)s.size + (double)op->affine.eps));
         for (size_t i = 0; i < s.size; i++) {
             const float normal = (float)(in[start + i * s.inner] - mean) * factor;

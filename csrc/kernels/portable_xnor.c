@@ -105,7 +105,8 @@ static void run(const sb_conv *conv, const float *in, float *out, void *scratch)
 
 static double cost(const sb_conv *conv) {
     const sb_weight *weight = &conv->weight;
-    if (!weight->binary_input || !weight->bits) return -1;
+    /* filters of a few channels would take up to 64 times their size as words */
+    if (!weight->binary_input || !weight->bits || weight->depth < 8) return -1;
     const double maps = weight->index ? (double)weight->filters * weight->blocks * conv->groups : weight->out;
     const double plane = (double)conv->out_height * conv->out_width;
     const double input = (double)conv->channels * conv->height * conv->width;

@@ -22,6 +22,7 @@ from subbit.format.limits import (
     MAX_BLOCKS,
     MAX_DIM,
     MAX_FACTOR,
+    MAX_FILTER,
     MAX_FILTERS,
     MAX_INPUTS,
     MAX_RANK,
@@ -187,6 +188,7 @@ def _write_offsets(writer: Writer, offsets: tuple[int, ...]) -> None:
 
 
 UINT = Codec(Writer.uint, Reader.uint)
+SIZE = Codec(Writer.uint, lambda reader: reader.uint(MAX_DIM))
 REAL = Codec(Writer.real, Reader.real)
 FLAG = Codec(lambda writer, value: None, lambda reader: True)  # its bit in the mask says it all
 PAIR = _tuple_of(2)
@@ -207,20 +209,28 @@ _DENSE, _BINARY, _STACKED_BITS, _STACKED_VALUES = range(4)
 _RATIOS, _FIXED, _KERNEL_RANK = 0x04, 0x08, 4
 
 
-def _write_weight(writer: Writer, weight: Weight) -> None:
+def _weight(*ranks: int) -> Codec:
+    """The weight of an operation whose kernel may have so many dimensions."""
+    return Codec(
+        lambda writer, weight: _write_weight(writer, weight, ranks), lambda reader: _read_weight(reader, ranks)
+    )
+
+
+def _write_weight(writer: Writer, weight: Weight, ranks: tuple[int, ...]) -> None:
     shape = weight.shape
     rank = len(shape) - 2
-    if rank not in (0, 1, 2):
+    if rank not in ranks:
         raise PackError(f"{writer.where}: a weight of shape {shape}; linear, 1-d and 2-d convolutions are supported")
     if isinstance(weight, Stacked):
         flags = (_STACKED_BITS if weight.binary else _STACKED_VALUES) | rank << _KERNEL_RANK
         flags |= _RATIOS * (weight.scale is not None) | _FIXED * weight.fixed
         sizes = (shape[0], weight.filters, weight.blocks, weight.depth, *shape[2:])
-        _check_weight(PackError, writer.where, shape, weight.filters, weight.blocks)
+        _check_weight(PackError, writer.where, shape, weight.filters)
+        _count_blocks(PackError, writer, shape[0] * weight.blocks)
     else:
         flags = (_BINARY if isinstance(weight, Binary) else _DENSE) | rank << _KERNEL_RANK
         sizes = shape
-        _check_weight(PackError, writer.where, shape, 1, 1)
+        _check_weight(PackError, writer.where, shape, 1)
     writer.byte(flags)
     for size in sizes:
         writer.uint(size)
@@ -244,18 +254,19 @@ def _write_stack(writer: Writer, weight: Stacked) -> None:
         writer.reals(weight.scale[:, 1:], "scales")
 
 
-def _read_weight(reader: Reader) -> Weight:
+def _read_weight(reader: Reader, ranks: tuple[int, ...]) -> Weight:
     flags = reader.byte()
     kind, rank = flags & 3, flags >> _KERNEL_RANK
     stacked = kind in (_STACKED_BITS, _STACKED_VALUES)
-    if rank > 2 or (not stacked and flags & (_RATIOS | _FIXED)):
+    if rank not in ranks or (not stacked and flags & (_RATIOS | _FIXED)):
         raise FormatError(f"{reader.where}: impossible weight flags {flags:#04x}")
     out = reader.uint(MAX_DIM)
     filters = reader.uint(MAX_FILTERS) if stacked else 1
     blocks = reader.uint(MAX_DIM) if stacked else 1
     depth = reader.uint(MAX_DIM)
     kernel = tuple(reader.uint(MAX_DIM) for _ in range(rank))
-    _check_weight(FormatError, reader.where, (out, blocks * depth, *kernel), filters, blocks)
+    _check_weight(FormatError, reader.where, (out, blocks * depth, *kernel), filters)
+    _count_blocks(FormatError, reader, out * blocks if stacked else 0)
     reader.channels = out
     if kind == _DENSE:
         return Dense(reader.reals((out, depth, *kernel)))
@@ -284,18 +295,25 @@ def _read_stack(reader: Reader, flags: int, size: Shape, bank: records.Int8 | re
         raise FormatError(f"{reader.where}: {error}") from error
 
 
-def _check_weight(
-    failure: type[FormatError] | type[PackError], where: str, shape: Shape, filters: int, blocks: int
-) -> None:
+Failure = type[FormatError] | type[PackError]
+
+
+def _check_weight(failure: Failure, where: str, shape: Shape, filters: int) -> None:
     taps = 1  # numbers of one filter
     for size in shape[1:]:
         taps *= size
     if 0 in (shape[0], taps, filters):
         raise failure(f"{where}: a weight with a dimension of size 0: {shape} from a bank of {filters}")
-    if max(shape) > MAX_DIM or filters > MAX_FILTERS or taps * max(shape[0], filters) > MAX_WEIGHTS:
+    largest = taps * max(shape[0], filters)
+    if shape[0] > MAX_DIM or filters > MAX_FILTERS or taps > MAX_FILTER or largest > MAX_WEIGHTS:
         raise failure(f"{where}: weight {shape} from a bank of {filters} is over the limits")
-    if shape[0] * blocks > MAX_BLOCKS:
-        raise failure(f"{where}: {shape[0]} filters of {blocks} blocks are over the limit of {MAX_BLOCKS} blocks")
+
+
+def _count_blocks(failure: Failure, stream: Reader | Writer, blocks: int) -> None:
+    """Indices may take nothing in the file, so their number needs a limit of its own."""
+    stream.blocks += blocks
+    if stream.blocks > MAX_BLOCKS:
+        raise failure(f"{stream.where}: more than {MAX_BLOCKS} blocks in all stacked weights together")
 
 
 # ------------------------------------------------------------------------------------------------ table
@@ -318,10 +336,10 @@ _WEIGHTED: Attributes = (("scale", _channels("scales")), ("shift", _channels("re
 _POOL_KIND = _choice("max", "avg")
 
 LAYOUTS = (
-    Layout(1, records.Conv, 1, (("weight", Codec(_write_weight, _read_weight)),),
-           (*_WEIGHTED, ("stride", PAIR), ("padding", SIDES), ("dilation", PAIR), ("groups", UINT),
+    Layout(1, records.Conv, 1, (("weight", _weight(1, 2)),),
+           (*_WEIGHTED, ("stride", PAIR), ("padding", SIDES), ("dilation", PAIR), ("groups", SIZE),
             ("binary_input", FLAG))),
-    Layout(2, records.Linear, 1, (("weight", Codec(_write_weight, _read_weight)),),
+    Layout(2, records.Linear, 1, (("weight", _weight(0)),),
            (*_WEIGHTED, ("binary_input", FLAG))),
     Layout(3, records.Affine, 1, (), (("scale", VECTOR), ("shift", VECTOR))),
     Layout(4, records.Activation, 1, (("function", _choice(*get_args(records.ActivationKind))),),
@@ -363,6 +381,7 @@ def write_op(writer: Writer, op: Op, own: int) -> None:
         if not 0 <= value < own:
             raise PackError(f"{writer.where}: reads value {value}, but only 0..{own - 1} exist at that point")
         writer.uint(own - value)
+    _check_numbers(PackError, writer.where, op)
     attributes = _stored_attributes(op)
     present = [name for name, _ in layout.optional if not _is_default(op, name, attributes[name])]
     if layout.optional:
@@ -393,7 +412,19 @@ def read_op(reader: Reader, own: int) -> Op:
             attributes[name] = codec.read(reader)
     if attributes.pop("exclude_pad", False):
         attributes["count_include_pad"] = False
-    return layout.type(inputs=tuple(own - distance for distance in distances), **attributes)
+    op = layout.type(inputs=tuple(own - distance for distance in distances), **attributes)
+    _check_numbers(FormatError, reader.where, op)
+    return op
+
+
+def _check_numbers(failure: Failure, where: str, op: Op) -> None:
+    """Attributes that no shape could make sense of."""
+    if isinstance(op, records.Slice) and op.step == 0:
+        raise failure(f"{where}: a slice with step 0")
+    if isinstance(op, records.LayerNorm) and op.eps < 0:
+        raise failure(f"{where}: a negative eps of {op.eps}")
+    if isinstance(op, records.Activation) and op.function == "softplus" and op.a == 0:
+        raise failure(f"{where}: softplus with beta 0")
 
 
 def _stored_attributes(op: Op) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Writer:
         self.op = 0
         self.where = ""  # for messages: the operation being written
         self.channels = 0  # c_out of the weight written last
+        self.blocks = 0  # of all stacked weights so far
 
     # -- program ------------------------------------------------------------------------------------
 
@@ -114,6 +115,7 @@ class Reader:
         self.payload = payload
         self.where = "program"
         self.channels = 0
+        self.blocks = 0
 
     # -- program ------------------------------------------------------------------------------------
 
