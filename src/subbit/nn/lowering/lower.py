@@ -24,7 +24,7 @@ from subbit.nn.lowering.tracing import VALUE, OutputKey, Trace, trace
 from subbit.records import Binary, Dense, Op, Shape, Stacked
 
 HANDLERS: dict[str, Handler] = {
-    "conv1d": weighted.conv1d, "conv2d": weighted.conv2d, "linear": weighted.linear, "matmul": weighted.matmul,
+    "conv1d": weighted.conv(1), "conv2d": weighted.conv(2), "linear": weighted.linear, "matmul": weighted.matmul,
     "mm": weighted.matmul, "addmm": weighted.addmm, "batch_norm": weighted.batch_norm,
     "layer_norm": weighted.layer_norm, "group_norm": weighted.group_norm, "instance_norm": weighted.instance_norm,
     **ELEMENTWISE, **SPATIAL, **MOVEMENT,

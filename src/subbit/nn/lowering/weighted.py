@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -16,30 +16,22 @@ from subbit.records import Activation, Conv, Dense, LayerNorm, Linear, Mean, Sha
 Numbers = int | Sequence[int]
 
 
-def conv2d(
-    b: Builder,
-    input: Value,
-    weight: Any,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers | str = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-) -> Value:
-    return _convolution(b, input, b.weight_record(weight), bias, 2, stride, padding, dilation, groups)
+def conv(dims: int) -> Callable[..., Value]:
+    """Handler of F.conv1d or F.conv2d."""
 
+    def handler(
+        b: Builder,
+        input: Value,
+        weight: Any,
+        bias: Tensor | None = None,
+        stride: Numbers = 1,
+        padding: Numbers | str = 0,
+        dilation: Numbers = 1,
+        groups: int = 1,
+    ) -> Value:
+        return _convolution(b, input, b.weight_record(weight), bias, dims, stride, padding, dilation, groups)
 
-def conv1d(
-    b: Builder,
-    input: Value,
-    weight: Any,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers | str = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-) -> Value:
-    return _convolution(b, input, b.weight_record(weight), bias, 1, stride, padding, dilation, groups)
+    return handler
 
 
 def linear(b: Builder, input: Value, weight: Any, bias: Tensor | None = None) -> Value:
