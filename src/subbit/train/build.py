@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def _starting_point(settings: Settings) -> Run:
     if source.settings.method not in possible or source.settings.model != settings.model:
         raise ConfigError(
             f"init_from = {settings.init_from!r} is a {source.settings.method} {source.settings.model}: "
-            f"to start from, a {' or '.join(possible)} {settings.model} is needed"
+            f"to start from, a dense {settings.model} is needed{', or a LegoNet of it' * (len(possible) - 1)}"
         )
     return source
 
@@ -108,18 +109,15 @@ def _start_from_legonet(model: nn.Module, source: nn.Module, settings: Settings)
         ) from error
 
 
-class _seeded:  # noqa: N801  (used as a function)
+@contextlib.contextmanager
+def _seeded(seed: int, purpose: str) -> Iterator[None]:
     """Global random numbers from the seed inside the block, as before behind it."""
-
-    def __init__(self, seed: int, purpose: str) -> None:
-        self.seed = derive(seed, purpose)
-
-    def __enter__(self) -> None:
-        self.before = torch.get_rng_state()
-        torch.default_generator.manual_seed(self.seed)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self.before)
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(derive(seed, purpose))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 # --------------------------------------------------------------------------------------------- model.pt
