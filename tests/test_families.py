@@ -153,7 +153,52 @@ class TiedAttention(nn.Module):
         return x.permute(0, 3, 1, 2).amax((2, 3))
 
 
-CONSTRUCTS: dict[str, Callable[[], nn.Module]] = {"attention_without_products": TiedAttention}
+class EncoderDecoder(nn.Module):
+    """Features resampled to the size of earlier ones, padded to fit, and joined with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(3, 8, 3, stride=2)
+        self.deeper = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.up = nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = torch.relu(self.down(x))
+        coarse = nn.functional.interpolate(torch.relu(self.deeper(fine)), scale_factor=1.5, mode="bilinear")
+        missing = [have - got for have, got in zip(fine.shape[2:], coarse.shape[2:], strict=True)]
+        coarse = nn.functional.pad(coarse, (0, missing[1], missing[0] // 2, missing[0] - missing[0] // 2))
+        result: Tensor = self.up(torch.cat([fine, coarse], 1))
+        return result
+
+
+class Standardised(nn.Conv2d):
+    """A convolution that standardises its weight in every pass, mixed with others by learned shares."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        weight = weight / (weight.flatten(1).std(1).view(-1, 1, 1, 1) + 1e-5)
+        return nn.functional.conv2d(input, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.choices = nn.ModuleList(
+            [Standardised(3, 6, 3, padding=1), nn.Conv2d(3, 6, 1), nn.Conv2d(3, 6, 5, padding=2)]
+        )
+        self.shares = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = torch.softmax(self.shares, 0)
+        parts = [shares[i] * choice(x) for i, choice in enumerate(self.choices)]
+        return torch.stack(parts, 1).sum(1)
+
+
+CONSTRUCTS: dict[str, Callable[[], nn.Module]] = {
+    "attention_without_products": TiedAttention,
+    "encoder_decoder": EncoderDecoder,
+    "mixture_of_convolutions": Mixture,
+}
 
 
 @pytest.mark.parametrize("name", CONSTRUCTS)

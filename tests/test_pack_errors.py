@@ -134,6 +134,11 @@ def test_modules_that_are_not_materialised() -> None:
     assert isinstance(model[0].weight, nn.UninitializedParameter)
 
 
+def test_scripted_modules() -> None:
+    with pytest.raises(PackError, match="is TorchScript: pack the model it was made from"):
+        to_program(nested(torch.jit.script(nn.Conv2d(4, 4, 1))), IMAGE)
+
+
 # -------------------------------------------------------------------------------------- inputs, outputs
 
 

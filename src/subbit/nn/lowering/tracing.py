@@ -176,7 +176,7 @@ class _Root(nn.Module):
 def trace(model: nn.Module, shape: tuple[int, ...], batch: int, output: OutputKey = None) -> Trace:
     """The graph of `model` in eval mode for inputs (batch, *shape)."""
     model = _unwrapped(model)
-    _check_materialised(model)
+    _check_modules(model)
     _check_inputs(model)
     root = _Root(model, output)
     tracer = ShapedTracer(torch.empty((batch, *shape), device="meta"))
@@ -236,7 +236,10 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _check_materialised(model: nn.Module) -> None:
+def _check_modules(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise PackError(f"{describe(name, type(module).__name__)} is TorchScript: pack the model it was made from")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise PackError(f"{name} is not materialised yet: run one batch through the model, then pack it")
