@@ -214,19 +214,6 @@ class CompressedLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.plain(self.receive(x), self.effective_weight(), self.bias)
 
-    def bounded(self, latent: nn.Parameter, values: Tensor) -> Tensor:
-        """`values`, computed from `latent` without gradient, with a gradient that reaches `latent` unchanged.
-
-        In training mode `latent` itself takes the values: so latent weights are brought back into their bounds
-        by whoever uses them, and no call can be forgotten. Nothing in the graph refers to `latent`'s memory, so
-        a module may be used twice, recomputed by checkpointing, or compiled (`.data` is the form of this update
-        that torch.compile keeps).
-        """
-        result = values + (latent - latent.detach())
-        if self.training:
-            latent.data.copy_(values)
-        return result
-
     def receive(self, x: Tensor) -> Tensor:
         """The input as the method sees it: its signs, with the gradient gated at |x| ≤ 1, or itself."""
         return clipped(x) if self.method.binary_input else x
@@ -265,6 +252,29 @@ class CompressedLayer(nn.Module):
         if self.bias is None:
             parts.append("bias=False")
         return ", ".join([*parts, f"method={self.method}"])
+
+
+class LatentLayer(CompressedLayer):
+    """Trains a latent weight of the plain layer's shape."""
+
+    latent: nn.Parameter
+
+    def make_parameters(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.latent = new_parameter(self.weight_shape, dtype, device)
+
+    def clipped_latent(self) -> Tensor:
+        """The latent weight within [−1, 1], with a gradient that reaches it unchanged.
+
+        In training mode the parameter itself is clipped: so latent weights are brought back into their bounds
+        by whoever uses them, and no call can be forgotten. Nothing in the graph refers to the parameter's memory,
+        so a module may be used twice, recomputed by checkpointing, or compiled (`.data` is the form of this
+        update that torch.compile keeps).
+        """
+        values = self.latent.detach().clamp(-1, 1)
+        result = values + (self.latent - self.latent.detach())
+        if self.training:
+            self.latent.data.copy_(values)
+        return result
 
 
 def new_parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:

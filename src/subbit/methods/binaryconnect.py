@@ -17,11 +17,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from subbit.methods.base import (
-    CompressedLayer,
+    LatentLayer,
     LikeConv1d,
     LikeConv2d,
     LikeLinear,
@@ -29,7 +28,6 @@ from subbit.methods.base import (
     Method,
     as_signs,
     check_choice,
-    new_parameter,
 )
 from subbit.nn.estimators import ESTIMATORS, estimator
 from subbit.records import Binary
@@ -50,24 +48,16 @@ class BinaryConnect(Method):
         return BinaryConnectConv1d, BinaryConnectConv2d, BinaryConnectLinear
 
 
-class BinaryConnectLayer(CompressedLayer):
+class BinaryConnectLayer(LatentLayer):
     """Trains a latent weight in [−1, 1], of which only the signs are used."""
 
     method: BinaryConnect
-    latent: nn.Parameter
-
-    def make_parameters(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.latent = new_parameter(self.weight_shape, dtype, device)
 
     def effective_weight(self) -> Tensor:
-        return estimator(self.method.estimator)(self.bounded(self.latent, self.latent.detach().clamp(-1, 1)))
+        return estimator(self.method.estimator)(self.clipped_latent())
 
     def record(self) -> Binary:
         return Binary(as_signs(self.latent))
-
-    def bank_signs(self) -> Tensor:
-        """The weights as they stand, True for +1."""
-        return self.latent.detach() >= 0
 
     def start_random(self) -> None:
         reach = min(1.0, math.sqrt(6 / self.fan_in))  # He's variance; forwards only the signs count

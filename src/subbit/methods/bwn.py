@@ -21,10 +21,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from subbit.methods.base import (
-    CompressedLayer,
+    LatentLayer,
     LikeConv1d,
     LikeConv2d,
     LikeLinear,
@@ -34,7 +34,6 @@ from subbit.methods.base import (
     as_signs,
     check_choice,
     check_flags,
-    new_parameter,
 )
 from subbit.nn.estimators import ESTIMATORS, estimator, signs
 from subbit.records import Binary
@@ -58,14 +57,10 @@ class BWN(Method):
         return BWNConv1d, BWNConv2d, BWNLinear
 
 
-class BWNLayer(CompressedLayer):
+class BWNLayer(LatentLayer):
     """Trains a latent weight; signs and scales follow from it."""
 
     method: BWN
-    latent: nn.Parameter
-
-    def make_parameters(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.latent = new_parameter(self.weight_shape, dtype, device)
 
     def effective_weight(self) -> Tensor:
         latent = self._constrained()
@@ -78,14 +73,8 @@ class BWNLayer(CompressedLayer):
         return Binary(as_signs(latent), as_float32(_scale(latent, signs(latent))))
 
     def _constrained(self) -> Tensor:
-        latent: Tensor = self.latent
-        if self.method.clamp:
-            latent = self.bounded(self.latent, self.latent.detach().clamp(-1, 1))
+        latent = self.clipped_latent() if self.method.clamp else self.latent
         return latent - latent.mean(1, keepdim=True) if self.method.centre else latent
-
-    def bank_signs(self) -> Tensor:
-        """The signs of the weights as they stand, True for +1."""
-        return self._constrained().detach() >= 0
 
     def start_random(self) -> None:
         # |W| uniform in 0 … r makes α = r/2, and α² has to be 2/fan_in for activations to keep their scale

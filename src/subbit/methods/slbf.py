@@ -132,12 +132,6 @@ class SLBFLayer(StackedLayer):
         scale = as_float32(self.chosen_scale(index)) if self.method.scale else None
         return Stacked(as_signs(self.R), index.cpu().numpy(), scale, fixed=self.method.selection == "fixed")
 
-    # -- what training watches
-
-    def bank_signs(self) -> Tensor:
-        """The shared filters as they stand, True for +1."""
-        return self.R.detach() >= 0
-
     # -- initialisation
 
     def start_random(self) -> None:
