@@ -102,8 +102,9 @@ def test_killed_again_and_again(spawn: Any, tmp_path: Path, method: str, kills: 
 def test_killed_command_line(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "run"
     tiny.write_idx_files(data, tiny.digits())
-    arguments = "--data mnist --f1 1 --f2 1/8 --epochs 2 --lr 2e-3 --batch 32 --threads 1 --log-every 1 --checkpoint-minutes 0.0005"
-    command = [sys.executable, "-m", "subbit", "train", *arguments.split(), "--data-dir", str(data), "--out", str(out)]
+    network = ["--data", "mnist", "--f1", "1", "--f2", "1/8", "--epochs", "2", "--lr", "2e-3", "--batch", "32"]
+    around = ["--threads", "1", "--log-every", "1", "--checkpoint-minutes", "0.0005"]
+    command = [sys.executable, "-m", "subbit", "train", *network, *around, "--data-dir", str(data), "--out", str(out)]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     kill_at_step(child.pid, out, 13)
     assert child.wait() == -signal.SIGKILL

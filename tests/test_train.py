@@ -186,6 +186,20 @@ def test_starting_point_must_be_dense_and_alike(dense: Path, tmp_path: Path) -> 
         build_model(tiny.settings(init_from=str(tmp_path / "slbf")), 10, 1)
 
 
+def test_start_from_a_legonet_run(tmp_path: Path) -> None:
+    fit(tiny.settings(method="legonet", epochs=1), out=tmp_path / "lego", data=tiny.digits())
+    lego, _ = load_run(tmp_path / "lego")
+    started = build_model(tiny.settings(init_from=str(tmp_path / "lego")), 10, 1)
+    for name, layer in started.named_modules():
+        if isinstance(layer, SLBFLayer):
+            trained = lego.get_submodule(name)
+            assert isinstance(trained, StackedLayer)
+            assert torch.equal(layer.R >= 0, trained.bank() >= 0)
+            assert torch.equal(layer.selected_index(), trained.selected_index())
+    with pytest.raises(ConfigError, match="f1, f2 and keep must be equal"):
+        build_model(tiny.settings(init_from=str(tmp_path / "lego"), f2="1/4"), 10, 1)
+
+
 def test_method_and_model_options_arrive() -> None:
     method = method_of(tiny.settings(f2="1/4", method_options={"scale": False}))
     assert method is not None
@@ -356,7 +370,7 @@ def test_balance_penalty_of_legonet() -> None:
             used = np.bincount(layer.selected_index().flatten().numpy(), minlength=layer.filters)
             shares = used / used.sum()
             expected += 0.3 * (layer.filters * (shares**2).sum() - 1)
-    assert float(penalised.loss(images, logits, labels)) == pytest.approx(expected, rel=1e-4)
+    assert penalised.loss(images, logits, labels).item() == pytest.approx(expected, rel=1e-4)
 
 
 # --------------------------------------------------------------------------------------- the end of it

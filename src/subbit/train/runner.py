@@ -153,13 +153,14 @@ class _Run(Callback):
 
     def _trainer(self, epochs: int) -> Trainer:
         settings = self.settings
+        several = settings.devices * settings.nodes > 1
         # Lightning counts the epochs of this start only. Its own resume in the middle of an epoch restores a loop
         # state that differs between its releases; ours has nothing to restore but two numbers.
         return Trainer(
             accelerator=settings.accelerator,
             devices=settings.devices,
             num_nodes=settings.nodes,
-            strategy="ddp" if settings.devices * settings.nodes > 1 else "auto",
+            strategy="ddp" if several else "auto",
             precision="bf16-mixed" if settings.precision == "bf16" else "32-true",
             max_epochs=epochs,
             callbacks=[self],
@@ -168,7 +169,7 @@ class _Run(Callback):
             enable_progress_bar=False,
             enable_model_summary=False,
             use_distributed_sampler=False,
-            sync_batchnorm=settings.accelerator == "gpu",
+            sync_batchnorm=several and settings.accelerator != "cpu" and torch.cuda.is_available(),
         )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
