@@ -71,7 +71,8 @@ def learning_curves(table: Table) -> str | None:
             color = _PALETTE[number % len(_PALETTE)]
             mean = [sum(column) / len(column) for column in columns]
             dashes = "-" if number < len(_PALETTE) else "--"
-            axes.plot(epochs, mean, dashes, color=color, linewidth=1.7, label=_legend(row, measured))
+            marker = "o" if len(epochs) == 1 else None  # a line of one point would not show
+            axes.plot(epochs, mean, dashes, marker=marker, color=color, linewidth=1.7, label=_legend(row, measured))
             if len(curves) > 1:
                 axes.fill_between(
                     epochs, [min(c) for c in columns], [max(c) for c in columns], color=color, alpha=0.15, linewidth=0
@@ -80,7 +81,7 @@ def learning_curves(table: Table) -> str | None:
         split = table.measured[0][1].last.curve_split
         axes.set(xlabel="epoch", ylabel=f"{split} accuracy (%)", title="Accuracy after each epoch")
         _error_axis(axes, seen)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         return _svg(figure)
 
@@ -152,9 +153,10 @@ def _draw_use(axes: Axes, layer: Layer) -> None:
 def _accuracy_over_bytes(table: Table) -> str:
     """Left, the convolutions by the paper's count, published and ours; right, our whole files."""
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(9.2, 4.4), layout="constrained")
-        left, right = figure.subplots(1, 2)
         dense_bytes = 4 * table.published.convolution_weights
+        figure = Figure(figsize=(9.2 if dense_bytes else 7.6, 4.4), layout="constrained")
+        panels = figure.subplots(1, 2 if dense_bytes else 1, squeeze=False)[0]
+        left, right = panels[0], panels[-1]
         seen: list[float] = []
         for number, series in enumerate(_series(table)):
             rows = [row for row in table.rows if row.row.series == series]
@@ -173,15 +175,17 @@ def _accuracy_over_bytes(table: Table) -> str:
             seen += _plot(left, paper, number, hollow=True)
             seen += _plot(left, counted, number)
             seen += _plot(right, files, number, label=series)
-        left.set(title="Convolutions only, by the paper's count", ylabel="test accuracy (%)")
         right.set(title="Whole file, classifier and all (ours)")
-        for axes in (left, right):
+        left.set_ylabel("test accuracy (%)")
+        if dense_bytes:
+            left.set(title="Convolutions only, by the paper's count")
+            left.plot([], [], "o", color="#777777", markerfacecolor="white", label="paper")
+            left.plot([], [], "o", color="#777777", label="ours")
+            left.legend(loc="lower right")
+        for axes in panels:
             axes.set_xlabel("bytes")
             _zoom(axes, seen)
             _byte_axis(axes)
-        left.plot([], [], "o", color="#777777", markerfacecolor="white", label="paper")
-        left.plot([], [], "o", color="#777777", label="ours")
-        left.legend(loc="lower right")
         right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         return _svg(figure)
 
