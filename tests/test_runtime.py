@@ -233,12 +233,13 @@ print(used() - before, net.memory - len(data))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc how much memory is in use")
-def test_reported_memory_is_what_is_allocated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", ["portable", ""])
+def test_reported_memory_is_what_is_allocated(tmp_path: Path, isa: str) -> None:
     layers: list[r.Op] = [conv(stacked(256, 2, 64, 128, 3, 3), padding=(1, 1, 1, 1), shift=reals(256))]
     layers += [replace(layers[0], inputs=(i,)) for i in range(1, 8)]
     path = tmp_path / "net.sbit"
     path.write_bytes(encode(program((256, 32, 32), *layers)))
-    environment = {**os.environ, "SUBBIT_ISA": "portable"}
+    environment = {**os.environ, "SUBBIT_ISA": isa}
     result = subprocess.run(
         [sys.executable, "-c", MEASURE_MEMORY, path], check=True, capture_output=True, text=True, env=environment
     )
