@@ -137,26 +137,34 @@ sb_status sb_context_create(const sb_model *model, sb_context **context, sb_erro
 
 void sb_context_destroy(sb_context *context) { free(context); }
 
-static void run_image(sb_context *context, const float *in, float *out, sb_observer observer, void *user) {
-    const sb_plan *plan = &context->model->plan;
-    const sb_value *result = &plan->values[context->model->program.output];
-    memcpy(context->arena + plan->values[0].offset, in, sizeof(float) * sb_elements(&plan->values[0].shape));
-    sb_execute(context, observer, user);
+static void take_input(const sb_context *context, const float *in) {
+    const sb_value *input = context->model->plan.values;
+    memcpy(context->arena + input->offset, in, sizeof(float) * sb_elements(&input->shape));
+}
+
+static void give_output(const sb_context *context, float *out) {
+    const sb_value *result = &context->model->plan.values[context->model->program.output];
     const void *value = result->constant ? (const void *)result->constant : context->arena + result->offset;
-    if (out) memcpy(out, value, sizeof(float) * sb_elements(&result->shape));
+    memcpy(out, value, sizeof(float) * sb_elements(&result->shape));
+}
+
+void sb_run_image(const sb_context *context, size_t number, const float *in, float *out, sb_op_time *times) {
+    const sb_value *values = context->model->plan.values;
+    take_input(context, in + number * sb_elements(&values[0].shape));
+    sb_execute(context, NULL, NULL, times);
+    give_output(context, out + number * sb_elements(&values[context->model->program.output].shape));
 }
 
 sb_status sb_run(sb_context *context, const float *in, size_t images, float *out) {
     if (!context || (images && (!in || !out))) return SB_ERROR_ARGUMENT;
-    const sb_value *values = context->model->plan.values;
-    const size_t in_size = sb_elements(&values[0].shape);
-    const size_t out_size = sb_elements(&values[context->model->program.output].shape);
-    for (size_t i = 0; i < images; i++) run_image(context, in + i * in_size, out + i * out_size, NULL, NULL);
+    for (size_t i = 0; i < images; i++) sb_run_image(context, i, in, out, NULL);
     return SB_OK;
 }
 
 sb_status sb_run_observed(sb_context *context, const float *in, float *out, sb_observer observer, void *user) {
     if (!context || !in || !observer) return SB_ERROR_ARGUMENT;
-    run_image(context, in, out, observer, user);
+    take_input(context, in);
+    sb_execute(context, observer, user, NULL);
+    if (out) give_output(context, out);
     return SB_OK;
 }

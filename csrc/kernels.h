@@ -63,6 +63,7 @@ typedef struct sb_weight {
 } sb_weight;
 
 struct sb_conv_kernel;
+struct sb_op_time;
 
 /* One convolution of a model, everything known when it is opened. Channel c of group g is input channel
  * g * blocks * depth + c; filters g * out / groups ... belong to group g. A fully connected layer is a convolution of a
@@ -78,6 +79,7 @@ typedef struct sb_conv {
     sb_function then;                 /* applied to every output; may differ between calls of run */
     const struct sb_conv_kernel *kernel;
     const void *prepared;             /* what kernel->prepare wrote, or NULL */
+    struct sb_op_time *times;         /* where a kernel adds the time of its stages; NULL: nobody asked */
 } sb_conv;
 
 typedef struct sb_conv_kernel {
@@ -110,6 +112,9 @@ typedef struct sb_kernels {
                        size_t count);
     void (*affine)(float scale, float shift, const float *in, float *out, size_t count);
     void (*pool)(const sb_pool *pool, const float *in, float *out);
+    /* The fastest that this row could be, see profile.c; NULL: unknown. `memory` has 4096 floats. */
+    uint64_t (*multiply_add_loop)(size_t rounds, float *memory);
+    uint64_t (*look_up_loop)(size_t rounds, float *memory);
 } sb_kernels;
 
 extern const sb_kernels sb_kernels_portable;

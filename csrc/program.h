@@ -188,8 +188,10 @@ struct sb_context {
     uint8_t *arena; /* aligned */
 };
 
-/* Runs the plan on the input that is already in the arena. `observer` may be NULL. */
-void sb_execute(const sb_context *context, sb_observer observer, void *user);
+/* Runs the plan on the input that is already in the arena. `observer` and `times` may be NULL. */
+void sb_execute(const sb_context *context, sb_observer observer, void *user, sb_op_time *times);
+/* Image `number` of `in` to its place in `out`; `times` may be NULL. */
+void sb_run_image(const sb_context *context, size_t number, const float *in, float *out, sb_op_time *times);
 
 /* -------------------------------------------------------------------------------------------- dispatch */
 

@@ -105,6 +105,24 @@ typedef void (*sb_observer)(void *user, size_t op, const float *value, int32_t r
 /* One image, every operation on its own (nothing fused), with a look at each value. `out` may be NULL. */
 SB_API sb_status sb_run_observed(sb_context *context, const float *in, float *out, sb_observer observer, void *user);
 
+/* Nanoseconds of one operation, summed over images. The stages are those of the kernels that have them. */
+typedef struct sb_op_time {
+    uint64_t total;
+    uint64_t build;   /* tables of partial sums */
+    uint64_t look_up;
+    uint64_t merge;   /* scales, activation, and the way to the output */
+} sb_op_time;
+/* sb_run with a look at the clock around every operation and stage, added to times[0 .. sb_op_count - 1]. */
+SB_API sb_status sb_run_timed(sb_context *context, const float *in, size_t images, float *out, sb_op_time *times);
+
+/* Multiply-adds of single numbers that one core could reach with the model's instruction set, per second, measured in
+ * some milliseconds: with fused multiply-adds, and with look-ups of partial sums, each of which stands for four. 0:
+ * unknown. */
+typedef struct sb_limits {
+    double multiply_adds, look_ups;
+} sb_limits;
+SB_API sb_status sb_measure_limits(const sb_model *model, sb_limits *limits);
+
 SB_API const char *sb_isa(const sb_model *model);        /* row of the kernel table that this model uses */
 SB_API const char *sb_features(void);                    /* what this machine offers: "avx2 fma avx512f ..." */
 SB_API const char *sb_version(void);                     /* "1.0": the file format this core reads */

@@ -418,7 +418,14 @@ def read_op(reader: Reader, own: int) -> Op:
 
 
 def _check_numbers(failure: Failure, where: str, op: Op) -> None:
-    """Attributes that no shape could make sense of."""
+    """Attributes that make no sense whatever the shapes are."""
+    sizes: tuple[int, ...] = ()
+    if isinstance(op, records.Conv):
+        sizes = (*op.stride, *op.dilation, op.groups)
+    elif isinstance(op, records.Pool):
+        sizes = (*op.kernel, *op.stride, *op.dilation)
+    if 0 in sizes:
+        raise failure(f"{where}: a stride, dilation, window or number of groups of 0")
     if isinstance(op, records.Slice) and op.step == 0:
         raise failure(f"{where}: a slice with step 0")
     if isinstance(op, records.LayerNorm) and op.eps < 0:
