@@ -12,6 +12,7 @@
 #include "xnor_impl.h"
 #include "table_impl.h"
 #include "lanes_impl.h"
+#include "limits_impl.h"
 
 #define STRING2(x) #x
 #define STRING(x) STRING2(x)
@@ -34,4 +35,6 @@ const sb_kernels PASTE(sb_kernels_, ROW) = {
     .arithmetic = simd_arithmetic,
     .affine = simd_affine,
     .pool = simd_pool,
+    .multiply_add_loop = multiply_add_loop,
+    .look_up_loop = look_up_loop,
 };

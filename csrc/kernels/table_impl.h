@@ -409,6 +409,7 @@ static void run_unit(const sb_conv *conv, const table_plan *table, table_scratch
     const sb_weight *weight = &conv->weight;
     const int units = table->units / conv->groups, group = unit / units, registers = table->rows * table->vectors;
     const float *group_in = in + (size_t)group * weight->blocks * weight->depth * conv->height * conv->width;
+    uint64_t since = BEGIN_STAGE(conv);
     for (int block = 0; block < table->unit_blocks; block++) {
         const uint32_t *list = &table->list_begin[group * table->unit_blocks + block];
         look_up_job job = {
@@ -422,13 +423,16 @@ static void run_unit(const sb_conv *conv, const table_plan *table, table_scratch
         plan_block(conv, table, unit % units, block, scratch);
         for (int chunk = 0; chunk < table->chunks; chunk++) {
             build_chunk(conv, table, scratch, group_in, chunk);
+            END_STAGE(conv, build, &since);
             job.quads = table_chunk_quads(table, chunk);
             job.first = chunk == 0;
             look_ups[table->vectors][registers](&job);
             job.nibbles += (size_t)weight->filters * table->taps * table_tap_bytes(job.quads);
+            END_STAGE(conv, look_up, &since);
         }
     }
     merge_unit(conv, table, scratch, unit, out);
+    END_STAGE(conv, merge, &since);
 }
 
 static double table_cost(const sb_conv *conv) {
