@@ -175,7 +175,7 @@ class Reader:
         else:
             (exponent,) = struct.unpack("b", self._take_payload(1))
             halves = np.frombuffer(self._take_payload(2 * count), "<f2").astype(np.float32)
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 values = np.ldexp(halves, exponent).astype(np.float32)
         if not np.isfinite(values).all():
             raise FormatError(f"{self.where}: NaN or infinity among its stored numbers")
