@@ -7,6 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+import typer
+
+from subbit.cli import build_app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -33,10 +36,9 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("line", shell_lines())
 def test_commands_and_options_exist(line: str) -> None:
-    from subbit.cli import command_options
-
     _, command, *arguments = shlex.split(line)
-    known = command_options(command)
+    parameters = vars(typer.main.get_command(build_app([command])))["commands"][command].params
+    known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
     unknown = [word.split("=")[0] for word in arguments if word.startswith("-") and word.split("=")[0] not in known]
     assert not unknown, f"{line}: subbit {command} has {sorted(known)}"
 

@@ -62,7 +62,8 @@ def pack_uints(values: NDArray[Any], width: int) -> bytes:
 def unpack_uints(data: bytes, count: int, width: int) -> NDArray[np.int64]:
     """`count` unsigned integers of `width` bits."""
     bits = _unpack_bits(data, count * width).reshape(count, width).astype(np.int64)
-    return (bits << np.arange(width, dtype=np.int64)).sum(axis=1, dtype=np.int64)
+    values: NDArray[np.int64] = (bits << np.arange(width, dtype=np.int64)).sum(axis=1, dtype=np.int64)
+    return values
 
 
 def _unpack_bits(data: bytes, count: int) -> UInt8:
