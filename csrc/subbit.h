@@ -10,7 +10,7 @@
  *     sb_close(model);
  *
  * A model is read-only once opened and may be shared by any number of threads; a context belongs to one thread at a
- * time. sb_run allocates nothing. Needs libc and libm, nothing else.
+ * time. sb_run allocates nothing. Needs libc, libm and, for sb_team, POSIX threads; nothing else.
  */
 #ifndef SUBBIT_H
 #define SUBBIT_H
@@ -99,6 +99,13 @@ SB_API void sb_context_destroy(sb_context *context);
 
 /* `images` inputs one behind the other to as many outputs. */
 SB_API sb_status sb_run(sb_context *context, const float *in, size_t images, float *out);
+
+/* Threads of its own over the images of a batch: results are those of sb_run, whatever their number. A team belongs to
+ * one caller at a time, who computes beside threads - 1 others; it does not survive fork. */
+typedef struct sb_team sb_team;
+SB_API sb_status sb_team_create(const sb_model *model, int32_t threads, sb_team **team, sb_error *error);
+SB_API sb_status sb_team_run(sb_team *team, const float *in, size_t images, float *out);
+SB_API void sb_team_destroy(sb_team *team);
 
 /* Called with the value that operation `op` has just written. */
 typedef void (*sb_observer)(void *user, size_t op, const float *value, int32_t rank, const int32_t *shape);
