@@ -104,9 +104,16 @@ def test_known_indices_take_nothing(weight: r.Stacked) -> None:
     assert sizes(program((64, 8, 8), conv(weight))).ops[0].indices == 0
 
 
-def test_scales_that_are_one_take_nothing() -> None:
-    layers = (stacked(8, 2, 4, 4, 3, 3, scale=False), r.Binary(signs(8, 8, 3, 3), np.ones(8, np.float32)))
+def test_scales_that_are_not_there_take_nothing() -> None:
+    layers = (stacked(8, 2, 4, 4, 3, 3, scale=False), r.Binary(signs(8, 8, 3, 3)))
     assert all(sizes(program((8, 8, 8), conv(weight))).ops[0].scales == 0 for weight in layers)
+
+
+def test_the_size_of_scales_does_not_depend_on_their_values() -> None:
+    ones, others = np.ones((8, 2), np.float32), reals(8, 2)
+    for make in (lambda s: replace(stacked(8, 2, 4, 4, 3, 3), scale=s), lambda s: r.Binary(signs(8, 8, 3, 3), s[:, 0])):
+        first, second = (sizes(program((8, 8, 8), conv(make(scale)))).ops[0] for scale in (ones, others))
+        assert first.scales == second.scales > 0
 
 
 def test_unused_filters_take_nothing() -> None:

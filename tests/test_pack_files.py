@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,39 @@ def test_the_file_has_the_predicted_size(method: str, name: str, storage: Storag
     assert size.total == 8 * result.bytes
     if method != "xnornet_input_scale":  # thirteen operations per layer outweigh the bits of a tiny one
         assert size.overhead <= 0.01 * size.total + 8 * 512
+
+
+def with_random_values(model: nn.Module) -> nn.Module:
+    """A copy as after some training: other weights, other statistics, gains of both signs."""
+    other = randomise_norms(copy.deepcopy(model))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn_like(parameter) * parameter.std().nan_to_num(1.0))
+    return other
+
+
+PREDICTED: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
+    "lenet5": lambda: (subbit.models.lenet5(), (1, 28, 28)),
+    "vgg16": lambda: (subbit.models.vgg16(), (3, 32, 32)),
+    "resnet18": lambda: (subbit.models.resnet18(), (3, 32, 32)),
+    "norm_first": lambda: (build("resnet_preactivation")[0], INPUTS["resnet_preactivation"]),
+    "norm_behind_maximum": lambda: (
+        nn.Sequential(
+            nn.Conv2d(3, 16, 3), nn.MaxPool2d(2), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3),
+            nn.MaxPool2d(2), nn.BatchNorm2d(32), nn.Conv2d(32, 32, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(32),
+        ),
+        (3, 24, 24),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["dense", "slbf_fixed", "bwn"])
+@pytest.mark.parametrize("name", PREDICTED)
+def test_the_size_before_training_is_that_after_training(name: str, method: str) -> None:
+    dense, shape = PREDICTED[name]()
+    chosen = METHODS[method]
+    model = dense if chosen is None else subbit.compress(dense, chosen)
+    assert len(encode(to_program(model, shape))) == len(encode(to_program(with_random_values(model), shape)))
 
 
 # (f1, f2) -> how many times smaller than fp32 parameters and BatchNorm statistics the whole file has to be

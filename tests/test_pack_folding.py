@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subbit
+from subbit.format import decode, encode
 from subbit.methods import BNN, BWN, SLBF, BinaryConnect
 from subbit.methods.base import CompressedLayer, Method
 from subbit.nn.pack import to_program
@@ -43,6 +44,12 @@ class Function(nn.Module):
         return self.function(self, x)
 
 
+def with_gain(module: nn.Module) -> nn.Module:
+    """`module` with a learned factor that still is 1."""
+    module.register_parameter("gain", nn.Parameter(torch.ones(1)))
+    return module
+
+
 BEHIND: dict[str, tuple[nn.Module, list[str]]] = {
     "conv_norm": (nn.Sequential(nn.Conv2d(4, 6, 3), norm(6)), ["Conv"]),
     "bias_norm_norm": (nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), norm(6), norm(6)), ["Conv"]),
@@ -59,10 +66,24 @@ BEHIND: dict[str, tuple[nn.Module, list[str]]] = {
         nn.Sequential(nn.Conv2d(4, 6, 3), nn.AvgPool2d(3, 1, 1, count_include_pad=False), norm(6)),
         ["Conv", "Pool"],
     ),
-    "maximum_rising": (nn.Sequential(nn.Conv2d(4, 6, 3), nn.MaxPool2d(2), norm(6, gain=0.5)), ["Conv", "Pool"]),
+    "maximum_rising": (
+        nn.Sequential(nn.Conv2d(4, 6, 3), nn.MaxPool2d(2), norm(6, gain=0.5)),
+        ["Conv", "Pool", "Affine"],  # the size of the file must not depend on the sign of a gain
+    ),
     "maximum_falling": (
         nn.Sequential(nn.Conv2d(4, 6, 3), nn.MaxPool2d(2), norm(6, gain=-0.5)),
         ["Conv", "Pool", "Affine"],
+    ),
+    "maximum_shifted": (
+        Function(lambda m, x: F.max_pool2d(m.conv(x), 2) + torch.arange(6.0).reshape(6, 1, 1), conv=nn.Conv2d(4, 6, 3)),
+        ["Conv", "Pool"],
+    ),
+    "norms_around_a_maximum": (nn.Sequential(norm(4), nn.MaxPool2d(2), norm(4)), ["Affine", "Pool", "Affine"]),
+    "identity_norm": (nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4, eps=0.0)), ["Activation", "Affine"]),
+    "one_times": (Function(lambda m, x: 1 * (m.relu(x) * 1.0 + 0) / 1 - 0, relu=nn.ReLU()), ["Activation"]),
+    "learned_number": (
+        Function(lambda m, x: m.relu(x) * m.relu.gain, relu=with_gain(nn.ReLU())),
+        ["Activation", "Affine"],
     ),
     "not_through_relu": (nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU(), norm(6)), ["Conv", "Activation", "Affine"]),
     "two_users": (
@@ -155,13 +176,25 @@ def test_dense_weights_take_their_scale() -> None:
     assert isinstance(conv.weight, Dense)
 
 
-def test_a_dead_channel_does_not_squeeze_the_others_out_of_fp16() -> None:
+def test_a_maximum_leaves_one_shift_to_store() -> None:
+    program = to_program(nn.Sequential(nn.Conv2d(4, 6, 3), nn.MaxPool2d(2), norm(6)), IMAGE)
+    conv, affine = only(program, Conv), only(program, Affine)
+    assert isinstance(conv, Conv)
+    assert isinstance(affine, Affine)
+    assert conv.shift is None
+    assert affine.shift is not None
+
+
+def test_a_nearly_dead_channel_keeps_its_digits_in_fp16() -> None:
     normal = norm(6, gain=1.0)
     with torch.no_grad():
-        normal.weight[2] = 1e-9
-    conv = to_program(nn.Sequential(nn.Conv2d(4, 6, 3), normal), IMAGE).ops[0]
+        normal.weight[2] = 2.0**-14
+    program = to_program(nn.Sequential(nn.Conv2d(4, 6, 3), normal), IMAGE)
+    conv, stored = only(program, Conv), only(decode(encode(program)), Conv)
     assert isinstance(conv, Conv)
-    assert conv.scale is not None  # kept beside the weights
+    assert isinstance(stored, Conv)
+    exact, rounded = conv.weight.weight()[2], stored.weight.weight()[2]
+    assert np.abs(rounded - exact).max() <= 2.0**-11 * np.abs(exact).max()
 
 
 def test_a_layer_used_twice_keeps_one_record() -> None:
@@ -194,7 +227,7 @@ SIGNS: dict[str, tuple[nn.Module, list[str]]] = {
     "relu": (binarised(nn.ReLU()), ["Conv", "Activation", "Conv"]),
     "positive_scale": (
         nn.Sequential(nn.ReLU6(), Function(lambda m, x: x * 0.5), BNN().layer(nn.Conv2d(4, 8, 3))),
-        ["Activation", "Conv"],
+        ["Activation", "Affine", "Conv"],  # whether a scale is positive is no matter of structure
     ),
     "norm_alone": (nn.Sequential(norm(4), BNN().layer(nn.Conv2d(4, 8, 3))), ["Affine", "Conv"]),
     "zero_padding_of_values": (nn.Sequential(nn.ZeroPad2d(1), BNN().layer(nn.Conv2d(4, 8, 3))), ["Pad", "Conv"]),

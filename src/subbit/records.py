@@ -360,8 +360,9 @@ def fold_scales(op: _Layer) -> _Layer:
     """The same operation in stored form: one scale per filter moved from the record into `op.scale`.
 
     A `Binary` loses its scale. A `Stacked` keeps scale[t, i] / scale[t, 0], whose first column is 1 and is
-    not stored. A first scale that is tiny beside the others is raised to 2⁻¹⁵ of the largest, an error
-    below the resolution of fp16 that keeps every stored ratio finite.
+    not stored. What is stored depends on the shapes alone, never on the values. A first scale that is tiny beside
+    the others is raised to 2⁻¹⁵ of the largest, an error below the resolution of fp16 that keeps every stored ratio
+    finite.
     """
     weight = op.weight
     if isinstance(weight, Stacked):
@@ -380,7 +381,7 @@ def fold_scales(op: _Layer) -> _Layer:
         ratios[:, 0] = 1
         zero = largest == 0  # a filter that is zero altogether: the channel scale says so
         ratios[zero] = 1
-        folded = replace(weight, scale=None if np.all(ratios == 1) else ratios)
+        folded = replace(weight, scale=None if weight.blocks == 1 else ratios)
         own = np.where(zero, np.float32(0), own).astype(np.float32)
     scale = own if op.scale is None else (op.scale * own).astype(np.float32)
-    return replace(op, weight=folded, scale=None if np.all(scale == 1) else scale)
+    return replace(op, weight=folded, scale=scale)

@@ -118,21 +118,22 @@ class Builder:
         return self.emit(Pad(inputs=(x.id,), mode=mode, amounts=amounts, value=value), shape)  # type: ignore[arg-type]
 
     def affine(self, x: Value, scale: Float32 | None = None, shift: Float32 | None = None) -> Value:
-        """scale · x + shift along dimension 0; a single number serves all of it."""
+        """scale · x + shift along dimension 0; a single number serves all of it.
 
-        def per_channel(values: Float32 | None) -> Float32 | None:
-            if values is None:
-                return None
-            self.require(
-                bool(np.isfinite(values).all()), "its scale or shift is NaN or infinite (a negative variance?)"
-            )
-            return np.ascontiguousarray(np.broadcast_to(values.astype(np.float32), x.shape[:1]))
-
-        scale, shift = per_channel(scale), per_channel(shift)
+        What folds is decided by the length of these arrays, one or the number of channels, and never by their values.
+        """
+        for numbers in (scale, shift):
+            finite = numbers is None or bool(np.isfinite(numbers).all())
+            self.require(finite, "its scale or shift is NaN or infinite (a negative variance?)")
         return self.emit(Affine(inputs=(x.id,), name=self.name, scale=scale, shift=shift), x.shape)
 
     def scalar(self, x: Value, scale: float = 1.0, shift: float = 0.0) -> Value:
-        return self.affine(x, np.array([scale], np.float32), np.array([shift], np.float32) if shift else None)
+        """scale · x + shift for numbers that are written in the model, so that x · 1 is known to be x."""
+        factor, summand = (
+            None if number == neutral else np.array([number], np.float32)
+            for number, neutral in ((scale, 1), (shift, 0))
+        )
+        return x if factor is None and summand is None else self.affine(x, factor, summand)
 
     def constant(self, values: Float32) -> Value:
         self.require(bool(np.isfinite(values).all()), "a constant contains NaN or infinity")

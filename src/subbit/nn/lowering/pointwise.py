@@ -187,9 +187,10 @@ def combine(b: Builder, function: Function, input: Operand, other: Operand) -> V
     if isinstance(input, Value) and isinstance(other, Value):
         return b.arithmetic(function, input, other)
     if isinstance(input, Value):
-        return _with_constant(b, function, input, _numbers(b, other, input.rank))
+        assert not isinstance(other, Value)
+        return _with_constant(b, function, input, other)
     assert isinstance(other, Value)
-    return _constant_first(b, function, _numbers(b, input, other.rank), other)
+    return _constant_first(b, function, input, other)
 
 
 def binary(function: Function) -> Handler:
@@ -214,8 +215,14 @@ def _numbers(b: Builder, operand: Operand, rank: int) -> Float32:
     return np.array(operand, np.float32)
 
 
-def _with_constant(b: Builder, function: Function, x: Value, numbers: Float32) -> Value:
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
+
+
+def _with_constant(b: Builder, function: Function, x: Value, operand: Tensor | float) -> Value:
     """x ∘ constant: along dimension 0 an affine map, which can fold into a layer; elsewhere a stored operand."""
+    if not isinstance(operand, Tensor) and operand == _NEUTRAL.get(function):
+        return x
+    numbers = _numbers(b, operand, x.rank)
     channels = _per_channel(x, numbers)
     if channels is not None and function in ("add", "sub"):
         return b.affine(x, shift=channels if function == "add" else -channels)
@@ -224,12 +231,12 @@ def _with_constant(b: Builder, function: Function, x: Value, numbers: Float32) -
     return b.arithmetic(function, x, b.constant(_aligned(numbers, x.rank)))
 
 
-def _constant_first(b: Builder, function: Function, numbers: Float32, x: Value) -> Value:
+def _constant_first(b: Builder, function: Function, operand: Tensor | float, x: Value) -> Value:
     if function in ("add", "mul", "max", "min"):
-        return _with_constant(b, function, x, numbers)
+        return _with_constant(b, function, x, operand)
     if function == "sub":
-        return _with_constant(b, "add", b.scalar(x, -1.0), numbers)
-    return b.arithmetic(function, b.constant(_aligned(numbers, x.rank)), x)
+        return _with_constant(b, "add", b.scalar(x, -1.0), operand)
+    return b.arithmetic(function, b.constant(_aligned(_numbers(b, operand, x.rank), x.rank)), x)
 
 
 def _aligned(numbers: Float32, rank: int) -> Float32:

@@ -2,6 +2,8 @@
 
 Every rule looks at one operation and its neighbours, keeps the output exactly (up to rounding), and says whether it
 changed something; they run until none does. BatchNorm arrives here as `Affine`, a bias as the `shift` of its layer.
+
+Rules decide by structure, never by the values of parameters: the size of a file is the same before and after training.
 """
 
 from __future__ import annotations
@@ -129,8 +131,10 @@ def numbered(graph: Graph) -> tuple[tuple[Op, ...], int, dict[int, fx.Node]]:
 
 def _stored_form(op: Op, last: int, shape: Shape) -> list[Op]:
     """x · 2 + 1 that found no layer to fold into keeps two numbers, not two per channel."""
-    if not isinstance(op, Affine) or shape[0] <= 16 or not (_uniform(op.scale) and _uniform(op.shift)):
+    if not isinstance(op, Affine):
         return [op]
+    if shape[0] <= 16 or not (_uniform(op.scale) and _uniform(op.shift)):
+        return [replace(op, scale=_spread(op.scale, shape[0]), shift=_spread(op.shift, shape[0]))]
     parts: list[Op] = []
     x = op.inputs[0]
     for function, numbers in (("mul", op.scale), ("add", op.shift)):
@@ -143,20 +147,6 @@ def _stored_form(op: Op, last: int, shape: Shape) -> list[Op]:
 
 
 # ------------------------------------------------------------------------------------------------- affine
-
-
-def drop_trivial_affine(graph: Graph, value: int, op: Op) -> bool:
-    """Scales of one and shifts of zero are not stored; an affine map without either is the identity."""
-    if not isinstance(op, Affine):
-        return False
-    scale = None if op.scale is None or np.all(op.scale == 1) else op.scale
-    shift = None if op.shift is None or not np.any(op.shift) else op.shift
-    if scale is None and shift is None:
-        graph.bypass(value, op.inputs[0])
-        return True
-    changed = scale is not op.scale or shift is not op.shift
-    graph.ops[value] = replace(op, scale=scale, shift=shift)
-    return changed
 
 
 def fold_affine_behind(graph: Graph, value: int, op: Op) -> bool:
@@ -177,8 +167,9 @@ def fold_affine_behind(graph: Graph, value: int, op: Op) -> bool:
 def fold_affine_through(graph: Graph, value: int, op: Op) -> bool:
     """An affine map behind an operation that it commutes with, behind a layer, becomes the layer's scale and shift.
 
-    It commutes with averages, with maxima if no scale is negative, and with a permutation that brings the outputs of
-    a channels-last linear layer to the front.
+    It commutes with averages, and with a permutation that brings the outputs of a channels-last linear layer to the
+    front. A maximum lets shifts through, but no scale: it might be negative, if not today then after training. There
+    the layer's shift moves behind the maximum instead, so that two shifts are stored as one.
     """
     if not isinstance(op, Affine):
         return False
@@ -190,19 +181,29 @@ def fold_affine_through(graph: Graph, value: int, op: Op) -> bool:
         return False
     front = between.dims[0] if isinstance(between, Permute) else 0
     outputs = len(graph.shapes[between.inputs[0]]) - 1 if isinstance(layer, Linear) else 0
-    if front != outputs or not _commutes(op, between):
+    if front != outputs:
         return False
     moved = between.inputs[0]
-    graph.ops[moved] = _composed(layer, op)
+    if _commutes(op, between):
+        graph.ops[moved] = _composed(layer, op)
+        graph.absorb(value, between)
+    elif _is_maximum(between) and layer.shift is not None:
+        graph.ops[value] = _composed(Affine(inputs=op.inputs, name=op.name, shift=layer.shift), op)
+        graph.ops[moved] = replace(layer, shift=None)
+    else:
+        return False
     for changed in (moved, op.inputs[0]):
         graph.origins.pop(changed, None)
-    graph.absorb(value, between)
     return True
 
 
+def _is_maximum(op: Op) -> bool:
+    return isinstance(op, Pool | AdaptivePool) and op.kind == "max"
+
+
 def _commutes(affine: Affine, op: Op) -> bool:
-    if isinstance(op, Pool | AdaptivePool) and op.kind == "max":
-        return affine.scale is None or bool(np.all(affine.scale > 0))
+    if _is_maximum(op):
+        return affine.scale is None
     if isinstance(op, Pool):
         zeros_count = any(op.padding) and op.count_include_pad
         return affine.shift is None or not (zeros_count or op.divisor)
@@ -227,14 +228,12 @@ def fold_affine_before(graph: Graph, value: int, op: Op) -> bool:
 def _with_input_affine(graph: Graph, layer: Op, affine: Affine) -> Layer | None:
     """`layer` as it reads the input of `affine` itself; None where that would not be exact.
 
-    Signs of the input do not see a positive scale. Zero padding is not shifted, so a shift folds only without padding.
+    Signs are taken of the input as it is. Zero padding is not shifted, so a shift folds only without padding.
     A binary or stacked weight takes a scale only if it is the same for all input channels.
     """
-    if not isinstance(layer, Conv | Linear):
+    if not isinstance(layer, Conv | Linear) or layer.binary_input:
         return None
     scale, shift = affine.scale, affine.shift
-    if layer.binary_input:
-        return layer if shift is None and scale is not None and bool(np.all(scale > 0)) else None
     if shift is not None and isinstance(layer, Conv) and any(layer.padding):
         return None
     rows = isinstance(layer, Linear) and len(graph.shapes[affine.inputs[0]]) > 1
@@ -244,8 +243,7 @@ def _with_input_affine(graph: Graph, layer: Op, affine: Affine) -> Layer | None:
     groups = layer.groups if isinstance(layer, Conv) else 1
     new_shift = layer.shift
     if shift is not None:
-        per_input = np.full(channels, shift[0]) if rows else shift
-        added = _channel_sums(layer.weight, groups, per_input)
+        added = _channel_sums(layer.weight, groups, np.broadcast_to(shift, groups * channels))
         added = added if layer.scale is None else added * layer.scale
         new_shift = (added if new_shift is None else added + new_shift).astype(np.float32)
     if scale is None:
@@ -276,6 +274,7 @@ def _per_input_channel(shape: Shape, groups: int, per_input: Float32) -> Float32
 def _composed(inner: Conv | Linear | Affine, outer: Affine) -> Conv | Linear | Affine:
     """`inner` with the scale and shift of outer(scale · x + shift), computed in double precision."""
     scale, shift = inner.scale, inner.shift
+    size = 1 if isinstance(inner, Affine) else inner.weight.shape[0]
     new_scale, new_shift = scale, None if shift is None else shift.astype(np.float64)
     if outer.scale is not None:
         factor = outer.scale.astype(np.float64)
@@ -283,11 +282,17 @@ def _composed(inner: Conv | Linear | Affine, outer: Affine) -> Conv | Linear | A
         new_shift = None if new_shift is None else new_shift * factor
     if outer.shift is not None:
         new_shift = outer.shift.astype(np.float64) if new_shift is None else new_shift + outer.shift
-    return replace(inner, scale=new_scale, shift=None if new_shift is None else new_shift.astype(np.float32))
+    rounded = None if new_shift is None else new_shift.astype(np.float32)
+    return replace(inner, scale=_spread(new_scale, size), shift=_spread(rounded, size))
 
 
 def _uniform(values: Float32 | None) -> bool:
-    return values is None or bool(np.all(values == values[0]))
+    return values is None or values.size == 1
+
+
+def _spread(values: Float32 | None, size: int) -> Float32 | None:
+    """A single number as `size` equal ones."""
+    return values.repeat(size) if values is not None and values.size == 1 else values
 
 
 def _shared(graph: Graph, weight: Weight) -> bool:
@@ -297,15 +302,12 @@ def _shared(graph: Graph, weight: Weight) -> bool:
 def _scale_into_values(graph: Graph, layer: Layer) -> Layer:
     """A dense weight takes the scale of its filters, unless it is shared.
 
-    Filters of very different size stay apart from their scales: in fp16 the small ones would lose digits beside the
-    large ones.
+    Even in fp16 a small filter keeps its digits beside a large one: the whole array has one exponent, chosen such that
+    numbers of 2⁻²⁸ of the largest are still stored with full precision.
     """
     if not isinstance(layer.weight, Dense) or layer.scale is None or _shared(graph, layer.weight):
         return layer
     values = layer.weight.values * layer.scale.reshape(-1, *[1] * (layer.weight.values.ndim - 1))
-    largest = np.abs(values).reshape(len(values), -1).max(axis=1)
-    if np.any((largest > 0) & (largest < largest.max() * 2.0**-12)):
-        return layer
     return replace(layer, weight=Dense(values.astype(np.float32)), scale=None)
 
 
@@ -424,7 +426,6 @@ def _unexpanded(graph: Graph, value: int) -> int:
 
 
 RULES: tuple[Rule, ...] = (
-    drop_trivial_affine,
     fold_affine_behind,
     fold_affine_through,
     fold_affine_before,
