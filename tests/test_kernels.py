@@ -5,7 +5,10 @@ Floats agree to 1e-5 of the largest output: sums run in another order, and produ
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -345,3 +348,29 @@ def test_any_convolution(row: str, data: st.DataObject) -> None:
     )
     kind: Kind = data.draw(st.sampled_from(("dense", "binary", "stacked", "lego")))
     check(case.program(kind), row)
+
+
+ROOT = Path(__file__).parents[1]
+CROSS, EMULATOR = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+
+
+@pytest.mark.skipif(not (CROSS and EMULATOR), reason="needs aarch64-linux-gnu-gcc and qemu-aarch64")
+def test_neon_under_emulation(tmp_path: Path) -> None:
+    sources = [*(ROOT / "csrc").glob("*.c"), *(ROOT / "csrc/kernels").glob("portable*.c")]
+    sources += [ROOT / "csrc/kernels/table_plan.c", ROOT / "csrc/kernels/simd_neon.c", ROOT / "bench/kernels/run.c"]
+    flags = ["-std=gnu11", "-O2", "-static", "-pthread", "-DSB_WITH_NEON", f"-I{ROOT / 'csrc'}"]
+    subprocess.run([str(CROSS), *flags, *map(str, sources), "-o", str(tmp_path / "run"), "-lm"], check=True)
+    cases = ("seven", "two_registers_per_row", "stride2_odd", "dilation2", "two_by_two", "groups", "prime_sizes")
+    programs = [CASES[name].program(kind) for name in cases for kind in ("stacked", "binary", "lego")]
+    programs += [_signs_only(CASES[name], "binary") for name in cases]
+    programs.append(Program((4, 8, 8), (POOLS["halves"], Activation(inputs=(1,), function="silu"))))
+    for program in programs:
+        x = np.random.default_rng(1).standard_normal(program.input_shape).astype(np.float32)
+        (tmp_path / "net.sbit").write_bytes(encode(program))
+        x.tofile(tmp_path / "in.f32")
+        arguments = [str(tmp_path / name) for name in ("run", "net.sbit")]
+        arguments += ["neon", str(tmp_path / "in.f32"), str(tmp_path / "out.f32")]
+        subprocess.run([str(EMULATOR), *arguments], check=True)
+        want, _ = run(program, "portable", x)
+        got = np.fromfile(tmp_path / "out.f32", np.float32).reshape(want.shape)
+        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(want).max())

@@ -189,23 +189,23 @@ ALWAYS_INLINE void flat_tile(const flat_plan *plan, const float *staged, const i
                              const int registers, vfloat *sum) {
     const size_t channel_floats = (size_t)plan->planes * plan->plane_floats;
     const float *pixel[8];
-#pragma GCC unroll 8
+    UNROLL
     for (int r = 0; r < registers; r++)
         pixel[r] = staged + vectors[r].pixel;
-#pragma GCC unroll 32
+    UNROLL
     for (int i = 0; i < filters * registers; i++)
         sum[i] = (vfloat){0};
     for (int c = 0; c < channels; c++) {
         for (int tap = 0; tap < taps; tap++, weights += filters) {
             const ptrdiff_t offset = (ptrdiff_t)(c * channel_floats) + tap_offset[tap];
             vfloat x[8];
-#pragma GCC unroll 8
+            UNROLL
             for (int r = 0; r < registers; r++)
                 x[r] = vload(pixel[r] + offset);
-#pragma GCC unroll 8
+            UNROLL
             for (int f = 0; f < filters; f++) {
                 const vfloat weight = vsplat(weights[f]);
-#pragma GCC unroll 8
+                UNROLL
                 for (int r = 0; r < registers; r++)
                     sum[f * registers + r] += weight * x[r];
             }

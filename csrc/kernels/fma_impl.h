@@ -76,7 +76,7 @@ static NEVER_INLINE void multiply_tile(const sb_conv *conv, const flat_plan *pla
             vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
             flat_tile(plan, staged + block * block_floats, scratch->flat.tap_offset, taps, depth, vectors,
                       weights + batch * batch_floats(conv), FLAT_FILTERS, FLAT_REGISTERS, sum);
-#pragma GCC unroll 32
+            UNROLL
             for (int i = 0; i < FLAT_FILTERS * FLAT_REGISTERS; i++)
                 map[i] = sum[i];
         }
@@ -94,7 +94,7 @@ static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scr
             const size_t filter = weight->index ? weight->index[t * k + i] : t - group * per_group;
             const vfloat *map = maps_of_tile + (i * maps + filter) * FLAT_REGISTERS;
             const vfloat ratio = vsplat(weight->ratio ? weight->ratio[t * k + i] : 1.0f);
-#pragma GCC unroll 8
+            UNROLL
             for (int r = 0; r < FLAT_REGISTERS; r++)
                 sum[r] += ratio * map[r];
         }

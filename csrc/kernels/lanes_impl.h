@@ -141,7 +141,7 @@ static NEVER_INLINE void build_lanes(const sb_conv *conv, const float *in, int f
         for (int pixel = 0; pixel < pixels; pixel++)
             for (int quad = first; quad < first + quads; quad++, sums += LANES) {
                 vfloat sum = {0};
-#pragma GCC unroll 4
+                UNROLL
                 for (int c = 0; c < 4; c++)
                     if (quad * 4 + c < depth)
                         sum += vsplat(in[(size_t)(quad * 4 + c) * pixels + pixel]) * vload(lane_signs[c]);
@@ -155,15 +155,15 @@ ALWAYS_INLINE void look_up_lanes(const uint32_t *words, int quads, const float *
     enum { CHAINS = 4 }; /* independent sums, or additions would wait for each other */
     const int chains = CHAINS / pairs;
     vfloat sum[CHAINS];
-#pragma GCC unroll 4
+    UNROLL
     for (int i = 0; i < CHAINS; i++)
         sum[i] = i < pairs ? *(const vfloat *)maps[i] : (vfloat){0};
     int quad = 0;
     for (; quad + WORD_QUADS <= quads; words += LANES) {
         lane_selector word = load_selector(words);
-#pragma GCC unroll 8
+        UNROLL
         for (int i = 0; i < WORD_QUADS; i++, quad++) {
-#pragma GCC unroll 4
+            UNROLL
             for (int p = 0; p < pairs; p++)
                 sum[i % chains * pairs + p] += select_sums(sums[p] + (size_t)quad * LANES, word);
             word = next_selector(word);
@@ -172,15 +172,15 @@ ALWAYS_INLINE void look_up_lanes(const uint32_t *words, int quads, const float *
     if (quad < quads) {
         lane_selector word = load_selector(words);
         for (; quad < quads; quad++) {
-#pragma GCC unroll 4
+            UNROLL
             for (int p = 0; p < pairs; p++)
                 sum[p] += select_sums(sums[p] + (size_t)quad * LANES, word);
             word = next_selector(word);
         }
     }
-#pragma GCC unroll 4
+    UNROLL
     for (int p = 0; p < pairs; p++) {
-#pragma GCC unroll 4
+        UNROLL
         for (int i = 1; i < chains; i++)
             sum[p] += sum[i * pairs + p];
         *(vfloat *)maps[p] = sum[p];

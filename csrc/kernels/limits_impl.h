@@ -11,7 +11,7 @@ static NEVER_INLINE uint64_t multiply_add_loop(size_t rounds, float *memory) {
     for (int i = 0; i < LIMIT_CHAINS; i++)
         sum[i] = vsplat((float)i);
     for (size_t round = 0; round < rounds; round++)
-#pragma GCC unroll 12
+        UNROLL
         for (int i = 0; i < LIMIT_CHAINS; i++)
             sum[i] = sum[i] * factor + term;
     for (int i = 0; i < LIMIT_CHAINS; i++)
@@ -24,7 +24,7 @@ static NEVER_INLINE uint64_t look_up_loop(size_t rounds, float *memory) {
     vfloat sum[LIMIT_CHAINS] = {{0}};
     for (size_t round = 0; round < rounds; round++)
         for (const float *entry = memory; entry < memory + LIMIT_VECTORS * LANES; entry += LIMIT_CHAINS * LANES)
-#pragma GCC unroll 12
+            UNROLL
             for (int i = 0; i < LIMIT_CHAINS; i++)
                 sum[i] += *(const vfloat *)(entry + i * LANES);
     for (int i = 0; i < LIMIT_CHAINS; i++)

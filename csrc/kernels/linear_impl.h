@@ -32,16 +32,16 @@ ALWAYS_INLINE void dot_rows(const uint8_t *values, const bool half, size_t first
                             const int rows, float *out) {
     vfloat sum[LINEAR_ROWS];
     int c = 0;
-#pragma GCC unroll 4
+    UNROLL
     for (int r = 0; r < rows; r++)
         sum[r] = (vfloat){0};
     for (; c + LANES <= depth; c += LANES) {
         const vfloat x = vload(in + c);
-#pragma GCC unroll 4
+        UNROLL
         for (int r = 0; r < rows; r++)
             sum[r] += x * load_stored(values, half, first + (size_t)r * depth + c);
     }
-#pragma GCC unroll 4
+    UNROLL
     for (int r = 0; r < rows; r++) {
         out[r] = add_lanes(sum[r]);
         for (int rest = c; rest < depth; rest++)

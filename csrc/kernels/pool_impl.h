@@ -85,7 +85,7 @@ ALWAYS_INLINE void pool_plane(const sb_pool *pool, const bool average, const flo
 /* The chunks 0, 2, … (odd: 1, 3, …) of `width` lanes of the two registers together, packed. */
 ALWAYS_INLINE vfloat pack_chunks(vfloat a, vfloat b, const int width, const bool odd) {
     int32_t select[16];
-UNROLL
+    UNROLL
     for (int lane = 0; lane < LANES; lane++)
         select[lane] = lane / width * 2 * width + lane % width + (odd ? width : 0);
     return permute_pair(a, b, select);

@@ -28,8 +28,24 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define NEVER_INLINE __attribute__((noinline)) /* stages that a profile should tell apart */
 
+/* Unrolls the loop that follows completely: its trip count is a constant after inlining, and what it indexes are registers. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
 /* Keeps the compiler from looking behind a computed pointer and folding it into the instructions that use it. */
 #define HIDE(pointer) __asm__("" : "+r"(pointer))
+
+/* Keeps a vector in a register: copies of arrays of vectors must not become copies of memory. */
+#if LANES == 16
+#define KEEP(vector) __asm__("" : "+v"(vector))
+#elif defined(__SSE2__)
+#define KEEP(vector) __asm__("" : "+x"(vector))
+#else
+#define KEEP(vector) __asm__("" : "+w"(vector))
+#endif
 
 /* floatN is aligned, floatN_u may start at any float. Both may alias arrays of floats. */
 #define DECLARE_VECTOR(n)                                                                                              \

@@ -129,7 +129,7 @@ ALWAYS_INLINE vfloat load_pixels(const float *source, int count, int stride) {
 ALWAYS_INLINE void store_sums(vfloat a, vfloat b, vfloat c, vfloat d, float *sums) {
     const vfloat low[4] = {-(a + b), a - b, b - a, a + b};
     const vfloat high[4] = {-(c + d), c - d, d - c, c + d};
-#pragma GCC unroll 16
+    UNROLL
     for (int entry = 0; entry < TABLE_ENTRIES; entry++)
         *(vfloat *)(sums + entry * LANES) = low[entry % 4] + high[entry / 4];
 }
@@ -140,7 +140,7 @@ static NEVER_INLINE void build_quad(const table_scratch *scratch, const float *i
     for (int i = 0; i < scratch->copies_count; i++) {
         const pixel_copy *copy = &scratch->copies[i];
         vfloat x[TABLE_QUAD];
-#pragma GCC unroll 4
+        UNROLL
         for (int c = 0; c < TABLE_QUAD; c++)
             x[c] = c < channels ? load_pixels(in + c * plane + copy->source, copy->count, stride) : zero_vector;
         store_sums(x[0], x[1], x[2], x[3], table + (size_t)copy->target * TABLE_ENTRIES);
@@ -233,19 +233,21 @@ ALWAYS_INLINE void look_up_filters(const look_up_job *job, int position, const i
     const uint8_t *nibbles[TABLE_MAX_VECTORS];
     vfloat sum[2 * TABLE_MAX_VECTORS], parked[2 * TABLE_MAX_VECTORS];
     const int32_t *tap_vector = table->tap_vector;
-#pragma GCC unroll 8
+    UNROLL
     for (int f = 0; f < filters; f++)
         nibbles[f] = job->nibbles + (size_t)job->list[position + f] * table->taps * tap_bytes;
-#pragma GCC unroll 16
-    for (int i = 0; i < filters * registers; i++)
+    UNROLL
+    for (int i = 0; i < filters * registers; i++) {
         parked[i] = sum[i] = (vfloat){0};
+        KEEP(sum[i]);
+    }
 
     for (int s = 0; s < table->steps_count; s++) {
         const table_step *step = &table->steps[s];
         for (int tap = 0; tap < step->taps; tap++) {
             const uint8_t *entries = (const uint8_t *)job->sums + *tap_vector++ * (TABLE_ENTRIES * ENTRY_BYTES);
             uint64_t word[TABLE_MAX_VECTORS];
-#pragma GCC unroll 8
+            UNROLL
             for (int f = 0; f < filters; f++) {
                 uint32_t packed;
                 memcpy(&packed, nibbles[f], sizeof packed);
@@ -253,12 +255,12 @@ ALWAYS_INLINE void look_up_filters(const look_up_job *job, int position, const i
                 nibbles[f] += tap_bytes;
             }
             for (int quad = 0; quad < quads; quad++, entries += quad_bytes)
-#pragma GCC unroll 8
+                UNROLL
                 for (int f = 0; f < filters; f++) {
                     const uint8_t *entry = entries + (word[f] & ENTRY_MASK);
                     HIDE(entry); /* one address per nibble: base + index in every load would double the work of issue */
                     word[f] >>= 4;
-#pragma GCC unroll 8
+                    UNROLL
                     for (int r = 0; r < registers; r++)
                         sum[f * registers + r] += *(const vfloat *)(entry + r * (TABLE_ENTRIES * ENTRY_BYTES));
                 }
@@ -266,31 +268,35 @@ ALWAYS_INLINE void look_up_filters(const look_up_job *job, int position, const i
         for (int repeat = 0; repeat < step->repeats; repeat++) {
             vfloat shifted[2 * TABLE_MAX_VECTORS];
             const bool up = step->lanes > 0;
-#pragma GCC unroll 16
+            UNROLL
             for (int i = 0; i < filters * registers; i++) {
                 const int column = i % vectors;
                 const vfloat before = column ? sum[column ? i - 1 : 0] : (vfloat){0};
                 const vfloat behind = column + 1 < vectors ? sum[column + 1 < vectors ? i + 1 : 0] : (vfloat){0};
                 shifted[i] = shift_lanes(sum[i], vectors == 1 ? before : up ? before : behind, step->select, step->lanes);
             }
-#pragma GCC unroll 16
-            for (int i = 0; i < filters * registers; i++)
+            UNROLL
+            for (int i = 0; i < filters * registers; i++) {
                 sum[i] = shifted[i];
+                KEEP(sum[i]);
+            }
         }
         if (step->park)
-#pragma GCC unroll 16
+            UNROLL
             for (int i = 0; i < filters * registers; i++) {
                 parked[i] = sum[i];
                 sum[i] = (vfloat){0};
+                KEEP(parked[i]);
+                KEEP(sum[i]);
             }
         if (step->unpark)
-#pragma GCC unroll 16
+            UNROLL
             for (int i = 0; i < filters * registers; i++)
                 sum[i] += parked[i];
     }
 
     vfloat *map = (vfloat *)(job->maps + (size_t)position * registers * LANES);
-#pragma GCC unroll 16
+    UNROLL
     for (int i = 0; i < filters * registers; i++)
         map[i] = sum[i] + (job->first ? (vfloat){0} : map[i]);
 }

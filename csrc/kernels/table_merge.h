@@ -19,20 +19,20 @@ ALWAYS_INLINE void PASTE(merge_pieces, WIDTH)(const merge_job *job, int first, c
         const uint32_t *offset = job->map_offset + t * k;
         const float *ratio = weight->ratio ? weight->ratio + t * k : NULL;
         FLOATS sum[4];
-#pragma GCC unroll 4
+        UNROLL
         for (int p = 0; p < count; p++)
             sum[p] = (FLOATS){0};
         for (size_t i = 0; i < k; i++) {
             const float *from = job->map[i] + offset[i] + (size_t)first * LANES;
             const FLOATS factor = SPLAT(ratio ? ratio[i] : 1.0f);
-#pragma GCC unroll 4
+            UNROLL
             for (int p = 0; p < count; p++)
                 sum[p] += factor * LOAD(from + (size_t)p * LANES);
         }
         const FLOATS scale = SPLAT(weight->scale ? weight->scale[t] : 1.0f);
         const FLOATS shift = SPLAT(weight->shift ? weight->shift[t] : 0.0f);
         float *plane = job->out + t * plane_size;
-#pragma GCC unroll 4
+        UNROLL
         for (int p = 0; p < count; p++) {
             const table_piece *at = &job->pieces[first + p];
             const FLOATS v = AT_MOST(AT_LEAST(sum[p] * scale + shift, SPLAT(range.low)), SPLAT(range.high));

@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum {
-    CACHE_BYTES = 40 * 1024, /* what the table of a chunk may take of the first-level cache */
+    CACHE_BYTES = 32 * 1024, /* what the table of a chunk may take of the first-level cache */
 };
 
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }

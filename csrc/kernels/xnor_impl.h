@@ -128,22 +128,22 @@ ALWAYS_INLINE void count_batch(const sb_conv *conv, const flat_plan *plan, const
     const size_t plane = (size_t)plan->planes * plan->plane_floats;
     vword bytes[SUMS];
     int steps = 0;
-#pragma GCC unroll 32
+    UNROLL
     for (int i = 0; i < SUMS; i++)
         bytes[i] = sum[i] = (vword){0};
     for (int tap = 0; tap < taps; tap++)
         for (int word = 0; word < words; word++, filters += FLAT_FILTERS) {
             vword x[FLAT_REGISTERS], mask[FLAT_REGISTERS];
-#pragma GCC unroll 4
+            UNROLL
             for (int r = 0; r < FLAT_REGISTERS; r++) {
                 const ptrdiff_t at = vectors[r].pixel + scratch->flat.tap_offset[tap];
                 mask[r] = (vword)vload(scratch->masks + at);
                 x[r] = (vword)vload(staged + word * plane + at);
             }
-#pragma GCC unroll 8
+            UNROLL
             for (int f = 0; f < FLAT_FILTERS; f++) {
                 const vword filter = (vword){0} + (int32_t)filters[f];
-#pragma GCC unroll 4
+                UNROLL
                 for (int r = 0; r < FLAT_REGISTERS; r++) {
                     const vword differ = (x[r] ^ filter) & mask[r];
                     bytes[f * FLAT_REGISTERS + r] += hardware ? count_bits(differ) : count_byte_bits(differ);
@@ -151,14 +151,14 @@ ALWAYS_INLINE void count_batch(const sb_conv *conv, const flat_plan *plan, const
             }
             if (!hardware && ++steps == MAX_BYTE_STEPS) {
                 steps = 0;
-#pragma GCC unroll 32
+                UNROLL
                 for (int i = 0; i < SUMS; i++) {
                     sum[i] += add_bytes(bytes[i]);
                     bytes[i] = (vword){0};
                 }
             }
         }
-#pragma GCC unroll 32
+    UNROLL
     for (int i = 0; i < SUMS; i++)
         sum[i] += hardware ? bytes[i] : add_bytes(bytes[i]);
 }
