@@ -102,6 +102,24 @@ static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scr
     }
 }
 
+/* One batch of filters of its own at all tiles of a band, straight to the output: few channels are written at a time. */
+static NEVER_INLINE void multiply_batch(const sb_conv *conv, const flat_plan *plan, const flat_scratch *scratch,
+                                        const float *staged, const float *weights, int group, int batch, float *out) {
+    const int taps = conv->weight.kernel_h * conv->weight.kernel_w, per_group = filters_per_group(conv);
+    const int first_filter = batch * FLAT_FILTERS;
+    const limits range = limits_of(conv->then);
+    for (int first = 0; first < scratch->vectors_count; first += FLAT_REGISTERS) {
+        const flat_vector *vectors = scratch->vectors + first;
+        const int left = scratch->vectors_count - first, count = left < FLAT_REGISTERS ? left : FLAT_REGISTERS;
+        vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
+        flat_tile(plan, staged, scratch->tap_offset, taps, conv->weight.depth, vectors,
+                  weights + batch * batch_floats(conv), FLAT_FILTERS, FLAT_REGISTERS, sum);
+        for (int f = 0; f < FLAT_FILTERS && first_filter + f < per_group; f++)
+            write_vectors(conv, scratch, (size_t)group * per_group + first_filter + f, range, vectors, count,
+                          sum + f * FLAT_REGISTERS, out);
+    }
+}
+
 static void fma_run(const sb_conv *conv, const float *in, float *out, void *memory) {
     const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
     const float *weights = conv->prepared;
@@ -117,7 +135,9 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
             const size_t bank = conv->weight.index ? 0 : (size_t)group * filter_batches(conv) * batch_floats(conv);
             if (!plan.in_place)
                 stage_band(conv, &plan, group_in, y, scratch.flat.staged);
-            for (int first = 0; first < scratch.flat.vectors_count; first += FLAT_REGISTERS) {
+            for (int batch = 0; !conv->weight.index && batch < filter_batches(conv); batch++)
+                multiply_batch(conv, &plan, &scratch.flat, staged, weights + bank, group, batch, out);
+            for (int first = 0; conv->weight.index && first < scratch.flat.vectors_count; first += FLAT_REGISTERS) {
                 const flat_vector *vectors = scratch.flat.vectors + first;
                 const int left = scratch.flat.vectors_count - first;
                 multiply_tile(conv, &plan, &scratch, staged, vectors, weights + bank);
