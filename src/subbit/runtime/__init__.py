@@ -7,6 +7,6 @@ classes = net.predict(images, threads=4)
 
 from __future__ import annotations
 
-from subbit.runtime.network import Network, Operation, load
+from subbit.runtime.network import Limits, Network, Operation, Times, load
 
-__all__ = ["Network", "Operation", "load"]
+__all__ = ["Limits", "Network", "Operation", "Times", "load"]

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import os
 import sys
-from ctypes import POINTER, byref, c_char, c_char_p, c_float, c_int32, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +47,18 @@ class CorePreprocessing(ctypes.Structure):
     )
 
 
+class OpTime(ctypes.Structure):
+    """sb_op_time"""
+
+    _fields_ = (("total", c_uint64), ("build", c_uint64), ("look_up", c_uint64), ("merge", c_uint64))
+
+
+class CoreLimits(ctypes.Structure):
+    """sb_limits"""
+
+    _fields_ = (("multiply_adds", c_double), ("look_ups", c_double))
+
+
 Observer = ctypes.CFUNCTYPE(None, c_void_p, c_size_t, POINTER(c_float), c_int32, POINTER(c_int32))
 
 _SHAPE = POINTER(c_int32)
@@ -69,6 +81,11 @@ _SIGNATURES: Final = {
     "sb_context_destroy": (None, (c_void_p,)),
     "sb_run": (ctypes.c_int, (c_void_p, c_void_p, c_size_t, c_void_p)),
     "sb_run_observed": (ctypes.c_int, (c_void_p, c_void_p, c_void_p, Observer, c_void_p)),
+    "sb_run_timed": (ctypes.c_int, (c_void_p, c_void_p, c_size_t, c_void_p, POINTER(OpTime))),
+    "sb_measure_limits": (ctypes.c_int, (c_void_p, POINTER(CoreLimits))),
+    "sb_team_create": (ctypes.c_int, (c_void_p, c_int32, POINTER(c_void_p), POINTER(Error))),
+    "sb_team_run": (ctypes.c_int, (c_void_p, c_void_p, c_size_t, c_void_p)),
+    "sb_team_destroy": (None, (c_void_p,)),
     "sb_isa": (c_char_p, (c_void_p,)),
     "sb_features": (c_char_p, ()),
     "sb_version": (c_char_p, ()),

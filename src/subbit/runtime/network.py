@@ -6,7 +6,6 @@ import ctypes
 import os
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_int32, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,17 @@ from numpy.typing import NDArray
 
 from subbit.errors import FormatError, InputError
 from subbit.records import Float32, Preprocessing, Shape
-from subbit.runtime.library import MAX_RANK, CorePreprocessing, Error, Observer, check, library, open_model
+from subbit.runtime.library import (
+    MAX_RANK,
+    CoreLimits,
+    CorePreprocessing,
+    Error,
+    Observer,
+    OpTime,
+    check,
+    library,
+    open_model,
+)
 
 
 class Operation(NamedTuple):
@@ -26,6 +35,22 @@ class Operation(NamedTuple):
     name: str  # path of the module it came from, "" where the file has none
     kernel: str  # the kernel that the core chose, "" where there is no choice
     shape: Shape  # of its value, without batch
+
+
+class Times(NamedTuple):
+    """Seconds that one operation takes per image; the stages are those of the kernels that have them."""
+
+    total: float
+    build: float  # tables of partial sums
+    look_up: float
+    merge: float  # scales, activation, and the way to the output
+
+
+class Limits(NamedTuple):
+    """Multiply-adds per second that one core could reach with a network's instruction set; 0 where unknown."""
+
+    multiply_adds: float  # as fused multiply-adds
+    look_ups: float  # of ±1 weights, as look-ups that stand for four each
 
 
 def load(
@@ -63,9 +88,9 @@ class Network:
         self._model = open_model(address, len(data), input_shape, isa, source)
         self._free: list[c_void_p] = []  # contexts that nobody uses at the moment
         self._lock = threading.Lock()
-        self._workers: tuple[int, ThreadPoolExecutor] | None = None
+        self._teams: dict[tuple[int, int], list[c_void_p]] = {}  # (process, threads): teams that nobody uses
         # not at exit: a daemon thread may still be running the network then
-        weakref.finalize(self, _close, self._model, self._free, data).atexit = False
+        weakref.finalize(self, _close, self._model, self._free, self._teams, data).atexit = False
         core = library()
         self.input_shape: Shape = self._shape(core.sb_input_shape)
         self.output_shape: Shape = self._shape(core.sb_output_shape)
@@ -90,16 +115,10 @@ class Network:
         out = np.empty((len(batch), *self.output_shape), np.float32)
         if threads < 1:
             raise InputError(f"threads={threads}: at least one is needed")
-        parts = min(threads, len(batch))
-        if parts <= 1:
+        if min(threads, len(batch)) <= 1:
             self._run(batch, out)
         else:
-            bounds = [len(batch) * i // parts for i in range(parts + 1)]
-            slices = [slice(*bounds[i : i + 2]) for i in range(parts)]
-            jobs = [self._pool(threads).submit(self._run, batch[part], out[part]) for part in slices[1:]]
-            self._run(batch[slices[0]], out[slices[0]])
-            for job in jobs:
-                job.result()
+            self._run_team(batch, out, threads)
         return out[0] if single else out
 
     def predict(self, x: Any, *, threads: int = 1) -> NDArray[np.int64]:
@@ -128,6 +147,24 @@ class Network:
         finally:
             self._give(context)
         return [stack[0] if single else stack for stack in stacks]
+
+    def times(self, x: Any) -> list[Times]:
+        """Where the time of a run goes: for every operation its share per image. Costs a little time itself."""
+        batch, _ = self._batch(x)
+        out = np.empty((len(batch), *self.output_shape), np.float32)
+        spent = (OpTime * len(self.operations))()
+        context = self._take()
+        try:
+            library().sb_run_timed(context, batch.ctypes.data, len(batch), out.ctypes.data, spent)
+        finally:
+            self._give(context)
+        return [Times(*(getattr(op, stage) / 1e9 / max(1, len(batch)) for stage in Times._fields)) for op in spent]
+
+    def measure_limits(self) -> Limits:
+        """What one core could reach with this network's instruction set, measured in some milliseconds."""
+        limits = CoreLimits()
+        library().sb_measure_limits(self._model, byref(limits))
+        return Limits(limits.multiply_adds, limits.look_ups)
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -206,12 +243,19 @@ class Network:
         with self._lock:
             self._free.append(context)
 
-    def _pool(self, threads: int) -> ThreadPoolExecutor:
-        """Workers beside the calling thread, kept for the next call and replaced when more are asked for."""
+    def _run_team(self, batch: Float32, out: Float32, threads: int) -> None:
+        key = os.getpid(), threads  # a team's threads do not follow into a forked process
         with self._lock:
-            if self._workers is None or self._workers[0] < threads:
-                self._workers = threads, ThreadPoolExecutor(threads - 1, thread_name_prefix="subbit")
-            return self._workers[1]
+            waiting = self._teams.setdefault(key, [])
+            team = waiting.pop() if waiting else None
+        if team is None:
+            team, error = c_void_p(), Error()
+            check(library().sb_team_create(self._model, threads, byref(team), byref(error)), error, self._arguments[2])
+        try:
+            library().sb_team_run(team, batch.ctypes.data, len(batch), out.ctypes.data)
+        finally:
+            with self._lock:
+                waiting.append(team)
 
 
 def _as_array(x: Any) -> NDArray[Any]:
@@ -229,8 +273,13 @@ def _rebuild(data: bytes, input_shape: Shape | None, isa: str | None, source: st
     return Network(data, input_shape=input_shape, isa=isa, source=source)
 
 
-def _close(model: c_void_p, contexts: list[c_void_p], data: bytes) -> None:
+def _close(
+    model: c_void_p, contexts: list[c_void_p], teams: dict[tuple[int, int], list[c_void_p]], data: bytes
+) -> None:
     """Free the core's side; `data` is an argument so that the bytes outlive the model."""
+    for (process, _), waiting in teams.items():
+        for team in waiting if process == os.getpid() else ():
+            library().sb_team_destroy(team)
     for context in contexts:
         library().sb_context_destroy(context)
     library().sb_close(model)
