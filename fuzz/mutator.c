@@ -73,8 +73,8 @@ static places find_sound_operations(sb_reader *p, sb_program *program) {
     found.counts = p->program.next;
     sb_read_uint(p, &p->program, SB_MAX_OPS);
     found.output = sb_read_uint(p, &p->program, SB_MAX_OPS);
-    program->ops = sb_reserve(p, MAX_REPAIRED, sizeof *program->ops);
-    while (!p->status) {
+    p->ops = program->ops = sb_reserve(p, MAX_REPAIRED, sizeof *program->ops);
+    for (p->op = 0; !p->status; p->op = found.good) {
         found.program[found.good] = p->program.next;
         found.payload[found.good] = p->payload.next;
         if (p->program.next == p->program.end || found.good == MAX_REPAIRED) break;

@@ -251,6 +251,12 @@ def test_impossible_input_shapes(shape: tuple[int, ...]) -> None:
 # ------------------------------------------------------------------------------------------------ threads
 
 
+@pytest.mark.parametrize("threads", [0, -1, 1025, 2**31, 2**32, 2**70])
+def test_impossible_numbers_of_threads(net: subbit.Network, threads: int) -> None:
+    with pytest.raises(subbit.InputError):
+        net(np.zeros((4, *SHAPE), np.float32), threads=threads)
+
+
 def test_threads_that_load_run_and_drop_networks() -> None:
     x = np.linspace(-1, 1, 432, dtype=np.float32).reshape(1, *SHAPE)
     expected = subbit.load(SOUND["every_operation"])(x)

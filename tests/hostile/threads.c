@@ -1,4 +1,4 @@
-/* One model, many threads, each with a context of its own: built with ThreadSanitizer, and compared with one thread.
+/* One model, many threads, each with a context of its own or with a team: built with ThreadSanitizer, and compared.
  *
  *     threads net.sbit
  */
@@ -9,12 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { THREADS = 4, ROUNDS = 8, LARGEST_FILE = 1 << 20 };
+enum { THREADS = 3, ROUNDS = 3, IMAGES = 5, LARGEST_FILE = 1 << 20 };
 
 typedef struct worker {
     const sb_model *model;
-    const float *in;
-    float *out;
+    const float *in;  /* IMAGES times the same image */
+    size_t outputs;   /* of one image */
+    float *out;       /* IMAGES times */
     int failed;
 } worker;
 
@@ -29,18 +30,33 @@ static void observe(void *user, size_t op, const float *value, int32_t rank, con
     *(float *)user += value[count_of(rank, shape) - 1];
 }
 
+static int run_alone(worker *own) {
+    sb_context *context;
+    sb_error error;
+    float sum = 0;
+    if (sb_context_create(own->model, &context, &error)) return 1;
+    int failed = sb_run_observed(context, own->in, NULL, observe, &sum) != SB_OK;
+    failed |= sb_run(context, own->in, 1, own->out) != SB_OK;
+    sb_context_destroy(context);
+    return failed;
+}
+
+static int run_with_team(worker *own) {
+    sb_team *team;
+    sb_error error;
+    if (sb_team_create(own->model, 3, &team, &error)) return 1;
+    int failed = 0;
+    for (size_t images = 0; images <= IMAGES; images++) failed |= sb_team_run(team, own->in, images, own->out) != SB_OK;
+    sb_team_destroy(team);
+    return failed;
+}
+
 static void *work(void *user) {
     worker *own = user;
-    for (int round = 0; round < ROUNDS && !own->failed; round++) {
-        sb_context *context;
-        sb_error error;
-        float sum = 0;
-        own->failed |= sb_context_create(own->model, &context, &error) != SB_OK;
-        if (own->failed) break;
-        own->failed |= sb_run_observed(context, own->in, NULL, observe, &sum) != SB_OK;
-        own->failed |= sb_run(context, own->in, 1, own->out) != SB_OK;
-        own->failed |= strlen(sb_features()) != strlen(sb_features());
-        sb_context_destroy(context);
+    for (int round = 0; round < ROUNDS; round++) {
+        own->failed |= run_alone(own) || run_with_team(own) || !strlen(sb_features());
+        for (size_t i = 1; i < IMAGES; i++)
+            own->failed |= memcmp(own->out, own->out + i * own->outputs, sizeof(float) * own->outputs) != 0;
     }
     return NULL;
 }
@@ -49,7 +65,7 @@ static int run_together(const sb_model *model, const float *in, size_t outputs, 
     pthread_t threads[THREADS];
     worker workers[THREADS];
     for (int i = 0; i < THREADS; i++) {
-        workers[i] = (worker){.model = model, .in = in, .out = out + (size_t)i * outputs};
+        workers[i] = (worker){model, in, outputs, out + (size_t)i * IMAGES * outputs, 0};
         if (pthread_create(&threads[i], NULL, work, &workers[i])) return 1;
     }
     int failed = 0;
@@ -72,9 +88,9 @@ int main(int count, char **arguments) {
     int32_t shape[SB_MAX_RANK];
     const size_t inputs = count_of(sb_input_shape(model, shape), shape);
     const size_t outputs = count_of(sb_output_shape(model, shape), shape);
-    float *in = malloc(sizeof(float) * inputs), *out = calloc(THREADS * outputs, sizeof(float));
+    float *in = malloc(sizeof(float) * IMAGES * inputs), *out = calloc(THREADS * IMAGES * outputs, sizeof(float));
     if (!in || !out) return 1;
-    for (size_t i = 0; i < inputs; i++) in[i] = (float)(i % 17) / 8 - 1;
+    for (size_t i = 0; i < IMAGES * inputs; i++) in[i] = (float)(i % inputs % 17) / 8 - 1;
     const int failed = run_together(model, in, outputs, out);
     if (failed) fprintf(stderr, "threads disagree, or one of them failed\n");
     sb_close(model);
