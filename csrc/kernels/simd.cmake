@@ -5,14 +5,14 @@ if(NOT DEFINED SUBBIT_ROW_OPTIMISATION)
   set(SUBBIT_ROW_OPTIMISATION -O3)
 endif()
 # A vector type in a signature is no ABI question for static functions; clang tells where it did not unroll a loop.
-set(SUBBIT_ROW_OPTIONS -O3 -ffp-contract=fast
+set(SUBBIT_ROW_OPTIONS ${SUBBIT_ROW_OPTIMISATION} -ffp-contract=fast
   $<$<C_COMPILER_ID:GNU>:-Wno-psabi> $<$<C_COMPILER_ID:Clang,AppleClang>:-Wno-pass-failed>)
 
 function(subbit_row row definition)
   target_sources(subbit_core PRIVATE kernels/simd_${row}.c)
   target_compile_definitions(subbit_core PRIVATE ${definition})
   set_source_files_properties(kernels/simd_${row}.c TARGET_DIRECTORY subbit_core PROPERTIES
-    COMPILE_OPTIONS "${SUBBIT_ROW_OPTIMISATION};-ffp-contract=fast;${ARGN}")
+    COMPILE_OPTIONS "${SUBBIT_ROW_OPTIONS};${ARGN}")
 endfunction()
 
 target_sources(subbit_core PRIVATE kernels/table_plan.c)
