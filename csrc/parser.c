@@ -49,7 +49,7 @@ static const uint16_t *fixed_indices(sb_reader *p, int32_t out, int32_t blocks, 
 
 /* ---------------------------------------------------------------------------------------------- weights */
 
-enum { KIND = 0x03, RATIOS = 0x04, FIXED = 0x08, KERNEL_RANK_SHIFT = 4 };
+enum { KIND = 0x03, RATIOS = 0x04, FIXED = 0x08, KERNEL_RANK_SHIFT = 4, SHARED = 0x40 };
 
 /* a * b of numbers up to 2^31, and one more than the limit where it is over the limit. */
 static int64_t capped_product(int64_t a, int64_t b) {
@@ -94,8 +94,8 @@ static void fold_exponent(sb_reader *p, sb_weight *weight, float *scale, int exp
 }
 
 /* `ranks` has bit n set where a kernel of n dimensions is possible. */
-static void read_weight(sb_reader *p, sb_weight *weight, int ranks, bool has_scale, bool has_shift) {
-    const uint8_t flags = sb_read_byte(p, &p->program);
+static void read_stored_weight(sb_reader *p, sb_op *op, uint8_t flags, int ranks) {
+    sb_weight *weight = &op->conv.weight;
     const int kernel_rank = flags >> KERNEL_RANK_SHIFT;
     const bool stacked = (flags & KIND) >= SB_STACKED_BITS;
     if (!(ranks >> kernel_rank & 1) || (!stacked && flags & (RATIOS | FIXED))) {
@@ -106,11 +106,10 @@ static void read_weight(sb_reader *p, sb_weight *weight, int ranks, bool has_sca
     weight->half = p->half;
     const int64_t taps = read_weight_sizes(p, weight, stacked, kernel_rank);
     if (p->status) return;
-    int exponent = 0;
     if (weight->kind == SB_BINARY || weight->kind == SB_STACKED_BITS)
         weight->bits = sb_take_bits(p, weight->filters * taps);
     else
-        weight->values = sb_take_reals(p, weight->filters * taps, &exponent);
+        weight->values = sb_take_reals(p, weight->filters * taps, &op->conv.exponent);
     if (stacked) {
         weight->index = flags & FIXED ? fixed_indices(p, weight->out, weight->blocks, weight->filters)
                                       : read_indices(p, (int64_t)weight->out * weight->blocks, weight->filters);
@@ -121,8 +120,39 @@ static void read_weight(sb_reader *p, sb_weight *weight, int ranks, bool has_sca
         for (int32_t t = 0; ratio && t < weight->out; t++) ratio[(int64_t)t * weight->blocks] = 1;
         weight->ratio = ratio;
     }
+}
+
+/* The weight of an earlier operation. It takes no room in the file, but what kernels prepare from it takes memory. */
+static void share_weight(sb_reader *p, sb_op *op) {
+    const int32_t distance = sb_read_uint(p, &p->program, SB_MAX_OPS);
+    const sb_op *earlier = distance >= 1 && distance <= p->op ? &p->ops[p->op - distance] : NULL;
+    if (!earlier || earlier->code != op->code || earlier->conv.shared) {
+        SB_FAIL(p, SB_ERROR_PROGRAM, "shares the weight of an operation that is not an earlier one of its kind, or "
+                "does not store it itself");
+        return;
+    }
+    op->conv.weight = earlier->conv.weight;
+    op->conv.exponent = earlier->conv.exponent;
+    op->conv.shared = true;
+    const sb_weight *weight = &op->conv.weight;
+    p->shared += (int64_t)weight->filters * weight->depth * weight->kernel_h * weight->kernel_w;
+    if (weight->index) p->blocks += (int64_t)weight->out * weight->blocks;
+    if (p->shared > SB_MAX_SHARED || p->blocks > SB_MAX_BLOCKS)
+        SB_FAIL(p, SB_ERROR_LIMIT, "shared weights of more than %d numbers together, or %d blocks in all weights",
+                SB_MAX_SHARED, SB_MAX_BLOCKS);
+}
+
+static void read_weight(sb_reader *p, sb_op *op, int ranks, bool has_scale, bool has_shift) {
+    sb_weight *weight = &op->conv.weight;
+    const uint8_t flags = sb_read_byte(p, &p->program);
+    if (flags == SHARED)
+        share_weight(p, op);
+    else
+        read_stored_weight(p, op, flags, ranks);
+    if (p->status) return;
+    if (weight->ratio && !has_scale) SB_FAIL(p, SB_ERROR_PROGRAM, "ratios without a scale that they refer to");
     float *scale = has_scale ? sb_read_reals(p, 1, weight->out, 0) : NULL;
-    fold_exponent(p, weight, scale, exponent);
+    fold_exponent(p, weight, scale, op->conv.exponent);
     weight->shift = has_shift ? sb_read_reals(p, 1, weight->out, 0) : NULL;
 }
 
@@ -136,7 +166,7 @@ static uint8_t read_mask(sb_reader *p, int attributes) {
 
 static void read_conv(sb_reader *p, sb_op *op) {
     const uint8_t mask = read_mask(p, 7);
-    read_weight(p, &op->conv.weight, 1 << 1 | 1 << 2, mask & 1, mask & 2);
+    read_weight(p, op, 1 << 1 | 1 << 2, mask & 1, mask & 2);
     op->conv.stride[0] = op->conv.stride[1] = op->conv.dilation[0] = op->conv.dilation[1] = op->conv.groups = 1;
     if (mask & 4) sb_read_tuple(p, op->conv.stride, 2);
     if (mask & 8) sb_read_tuple(p, op->conv.padding, 4);
@@ -147,7 +177,7 @@ static void read_conv(sb_reader *p, sb_op *op) {
 
 static void read_linear(sb_reader *p, sb_op *op) {
     const uint8_t mask = read_mask(p, 3);
-    read_weight(p, &op->conv.weight, 1 << 0, mask & 1, mask & 2);
+    read_weight(p, op, 1 << 0, mask & 1, mask & 2);
     op->conv.weight.binary_input = mask & 4;
 }
 
@@ -294,7 +324,7 @@ static void read_program(sb_reader *p, sb_program *program) {
     program->input = sb_read_shape(p, rank);
     program->op_count = sb_read_uint(p, &p->program, SB_MAX_OPS);
     program->output = sb_read_uint(p, &p->program, program->op_count);
-    program->ops = sb_reserve(p, (uint64_t)program->op_count, sizeof *program->ops);
+    p->ops = program->ops = sb_reserve(p, (uint64_t)program->op_count, sizeof *program->ops);
     for (p->op = 0; p->op < program->op_count && !p->status; p->op++) {
         sb_op *op = &program->ops[p->op];
         op->name = "";

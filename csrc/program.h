@@ -19,6 +19,7 @@
 #define SB_MAX_FILTER (1 << 24)
 #define SB_MAX_FILTERS (1 << 16)
 #define SB_MAX_BLOCKS (1 << 24) /* of all stacked weights together: their indices may take nothing in the file */
+#define SB_MAX_SHARED (1 << 27) /* numbers of shared weights together: they take nothing in the file */
 #define SB_MAX_NAME 255
 #define SB_MAX_LABELS (1 << 16)
 #define SB_MAX_LABEL 1023
@@ -90,6 +91,8 @@ typedef struct sb_op {
         struct {
             sb_weight weight;
             int32_t stride[2], padding[4], dilation[2], groups; /* padding: top, bottom, left, right */
+            bool shared;  /* the weight is that of an earlier operation, with another scale and shift */
+            int exponent; /* of the stored values; already part of the scale */
         } conv; /* and Linear, which has the weight alone */
         struct {
             const float *scale, *shift; /* NULL: ones, zeros */
@@ -158,7 +161,7 @@ typedef struct sb_value {
 typedef struct sb_step {
     bool alias;       /* its value is its input in another shape: nothing to do */
     bool fused;       /* an activation that the convolution before it already applied */
-    size_t scratch;   /* offset in the arena, bytes */
+    size_t scratch, scratch_size; /* offset in the arena, bytes */
     sb_conv *conv;    /* Conv, Linear */
     sb_pool pool;     /* Pool */
 } sb_step;

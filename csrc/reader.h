@@ -18,7 +18,9 @@ typedef struct sb_reader {
     sb_error *error;
     sb_status status; /* the first failure */
     int32_t op;       /* being read, -1 outside */
+    const sb_op *ops; /* of the program, those before `op` complete */
     int64_t blocks;   /* of all stacked weights so far */
+    int64_t shared;   /* numbers of the filters of shared weights so far */
     bool half;        /* numbers are fp16 with a common exponent */
 } sb_reader;
 

@@ -84,6 +84,11 @@ CASES: dict[str, Callable[[], r.Program]] = {
     ),
     "stacked_1d": lambda: program((6, 12), conv(stacked(4, 2, 3, 3, 3), padding=(0, 0, 1, 1))),
     "stacked_1x1_stride2": lambda: program((8, 7, 7), scaled(conv(stacked(16, 2, 4, 4, 1, 1), stride=(2, 2)))),
+    "shared_dense": lambda: shared(r.Dense(reals(6, 6, 3, 3))),
+    "shared_binary": lambda: shared(r.Binary(signs(6, 6, 3, 3), reals(6))),
+    "shared_stacked": lambda: shared(stacked(6, 2, 4, 3, 3, 3)),
+    "shared_values": lambda: shared(stacked(6, 3, 4, 2, 3, 3, values=True)),
+    "linear_shared": lambda: shared_linear(r.Dense(reals(8, 8))),
     "linear_dense": lambda: program(
         (20,), r.Linear(inputs=(0,), weight=r.Dense(reals(7, 20)), shift=reals(7), name="fc")
     ),
@@ -168,6 +173,23 @@ CASES: dict[str, Callable[[], r.Program]] = {
 
 def conv_of(value: int, weight: r.Weight) -> r.Conv:
     return r.Conv(inputs=(value,), weight=weight)
+
+
+def shared(weight: r.Weight) -> r.Program:
+    """One weight in three convolutions that differ in everything else."""
+    return program(
+        (6, 9, 9), r.Conv(inputs=(0,), weight=weight, padding=SAME, name="a"),
+        r.Activation(inputs=(1,), function="relu"),
+        r.Conv(inputs=(2,), weight=weight, scale=reals(6), shift=reals(6), stride=(2, 2), name="a"),
+        r.Conv(inputs=(3,), weight=weight, shift=reals(6), padding=(2, 2, 2, 2), dilation=(2, 2), name="b"),
+    )  # fmt: skip
+
+
+def shared_linear(weight: r.Weight) -> r.Program:
+    first = r.Linear(inputs=(0,), weight=weight, shift=reals(8))
+    return program(
+        (8,), first, r.Linear(inputs=(1,), weight=weight), r.Linear(inputs=(2,), weight=r.Dense(reals(8, 8)))
+    )
 
 
 FUNCTIONS: dict[r.ActivationKind, tuple[float, float]] = {

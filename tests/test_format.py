@@ -122,6 +122,16 @@ def test_unused_filters_take_nothing() -> None:
     assert sizes(program((8, 8, 8), conv(weight))).ops[0].filters == 2 * 4 * 9
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "shared" in name and name != "prelu_shared"])
+def test_a_shared_weight_is_stored_once(name: str) -> None:
+    first, *others = (op for op in sizes(CASES[name]()).ops if op.filters)
+    network = decode(encode(CASES[name]()))
+    users = [op for op in network.weighted() if op.weight is next(network.weighted()).weight]
+    assert first.filters > 0
+    assert len(users) == (2 if "linear" in name else 3)
+    assert len(others) == len(list(network.weighted())) - len(users)  # equal numbers in another object are stored again
+
+
 def resnet18(f1: float, f2: float) -> r.Program:
     """Sizes of a ResNet-18 for CIFAR-10: 20 convolutions, all but the first stacked, BatchNorm folded, a classifier."""
     ops: list[r.Op] = []

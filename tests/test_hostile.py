@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as arrays
 import subbit
 from subbit import records as r
 from subbit.format import decode, encode
-from tests.core_cases import everything, stacked
+from tests.core_cases import CASES, everything, stacked
 from tests.hostile import cases
 from tests.hostile.files import Hostile, flips, sealed_flips, sealed_truncations, truncations
 
@@ -79,6 +79,7 @@ SOUND = {
     "every_operation": encode(everything()),
     "every_operation_f32": encode(replace(everything(), storage="f32")),
     "lenet": encode(lenet()),
+    "shared_weights": encode(CASES["shared_stacked"]()),
     "golden": GOLDEN.read_bytes(),
 }
 

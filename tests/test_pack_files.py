@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import subbit
 from subbit.errors import PackError
@@ -20,7 +21,7 @@ from subbit.methods import BNN, BWN, SLBF, BinaryConnect, LegoNet, XNORNet
 from subbit.methods.base import Method
 from subbit.nn.pack import to_program
 from subbit.records import Preprocessing, Storage
-from tests.parity import outputs, randomise_norms
+from tests.parity import assert_parity, outputs, randomise_norms
 from tests.zoo_models import INPUTS, build
 
 METHODS: dict[str, Method | None] = {
@@ -60,6 +61,37 @@ def test_the_file_has_the_predicted_size(method: str, name: str, storage: Storag
     assert size.total == 8 * result.bytes
     if method != "xnornet_input_scale":  # thirteen operations per layer outweigh the bits of a tiny one
         assert size.overhead <= 0.01 * size.total + 8 * 512
+
+
+@pytest.mark.parametrize("method", ["dense", "slbf", "bwn"])
+def test_a_weight_used_three_times_is_stored_once(method: str, tmp_path: Path) -> None:
+    model, shape = compressed(build("used_twice")[0], METHODS[method]), INPUTS["used_twice"]
+    path = tmp_path / "net.sbit"
+    subbit.pack(model, path, example=shape)
+    report, from_file = subbit.inspect(model, shape), subbit.inspect(path)
+    assert path.stat().st_size == report.stored_bytes == from_file.stored_bytes
+    assert report.ratio > 1
+    assert [row.stored.filters > 0 for row in from_file.layers] == [True, True, False, False, True]
+    assert sum(row.weights for row in from_file.layers) == sum(row.weights for row in report.layers)
+
+
+class Tied(nn.Module):
+    """A parameter of one layer used by another, by a functional, and through a transposed view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.second(F.relu(self.first(x))))
+        return F.linear(x, self.first.weight) + x @ self.first.weight.t()
+
+
+def test_tied_weights_are_stored_once() -> None:
+    program = assert_parity(Tied(), (8,))
+    assert len({id(op.weight) for op in program.weighted()}) == 1
+    assert sum(op.filters for op in sizes(program).ops) == 32 * 8 * 8
 
 
 def with_random_values(model: nn.Module) -> nn.Module:

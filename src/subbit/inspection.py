@@ -213,9 +213,11 @@ def inspect_program(program: Program, name: str) -> Report:
     size = sizes(program)
     shapes = value_shapes(program)[1:]
     layers, others = [], []
+    seen: set[int] = set()  # a weight that several operations share is one of the dense network, too
     for number, (op, bits, shape) in enumerate(zip(program.ops, map(_bits, size.ops), shapes, strict=True)):
         if isinstance(op, Conv | Linear):
-            layers.append(_layer(op, op.name or f"op {number}", bits, shape))
+            layers.append(_layer(op, op.name or f"op {number}", bits, shape, shared=id(op.weight) in seen))
+            seen.add(id(op.weight))
         elif bits.total:
             numbers = sum(array.size for _, array in op.arrays())
             others.append(_other(op.name or f"op {number}", type(op).__name__, numbers, bits))
@@ -257,8 +259,8 @@ def _other(name: str, kind: str, numbers: int, bits: Bits) -> OtherReport:
     return OtherReport(name=name, kind=kind, dense_bits=FLOAT_BITS * numbers, stored=bits, operations=Operations())
 
 
-def _layer(op: Conv | Linear, name: str, bits: Bits, shape: Shape) -> LayerReport:
-    weights = prod(op.weight.shape)
+def _layer(op: Conv | Linear, name: str, bits: Bits, shape: Shape, shared: bool) -> LayerReport:
+    weights = 0 if shared else prod(op.weight.shape)
     shifts = 0 if op.shift is None else op.shift.size
     positions = prod(shape) // op.weight.shape[0]
     dense = isinstance(op.weight, Dense)

@@ -332,7 +332,7 @@ Storage = Literal["f16", "f32"]
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A whole network, ready to be stored or run."""
+    """A whole network, ready to be stored or run. A record that is one object in several operations is stored once."""
 
     input_shape: Shape  # without the batch: (C, H, W), (C, L) or (F,)
     ops: tuple[Op, ...]

@@ -12,8 +12,8 @@ INF, NAN = float("inf"), float("nan")
 LARGEST = 2**31 - 1
 SOUND = network(RELU)
 
-# weight flags: kind, + 4 ratios, + 8 fixed selection, + 16 per kernel dimension
-DENSE, BINARY, BITS, VALUES, RATIOS, FIXED, PLANE = 0, 1, 2, 3, 4, 8, 32
+# weight flags: kind, + 4 ratios, + 8 fixed selection, + 16 per kernel dimension; 64: of an earlier operation
+DENSE, BINARY, BITS, VALUES, RATIOS, FIXED, PLANE, SHARED = 0, 1, 2, 3, 4, 8, 32, 64
 
 
 def linear(flags: int, *sizes: int, mask: int = 0) -> bytes:
@@ -123,6 +123,42 @@ WEIGHTS = {
     "blocks_over_limit": Hostile(network(linear(BITS | FIXED, 2**24, 1, 2, 1), payload=b"\x01"), "limit"),
     "blocks_over_limit_together": Hostile(
         network(*[linear(BITS, 2**20, 1, 4, 1)] * 5, payload=b"\0" * 5), "limit"
+    ),
+    "shares_its_own_weight": Hostile(network(linear(SHARED, 0)), "program"),
+    "shares_a_later_weight": Hostile(network(linear(SHARED, 1), linear(BINARY, 4, 4), payload=b"\0\0"), "program"),
+    "shares_a_weight_before_the_first": Hostile(
+        network(linear(BINARY, 4, 4), linear(SHARED, 2), payload=b"\0\0"), "program"
+    ),
+    "shares_a_weight_from_far_away": Hostile(
+        network(linear(BINARY, 4, 4), linear(SHARED, 16385), payload=b"\0\0"), "limit"
+    ),
+    "shares_the_weight_of_a_relu": Hostile(
+        network(linear(BINARY, 4, 4), RELU, linear(SHARED, 1), payload=b"\0\0"), "program"
+    ),
+    "shares_a_shared_weight": Hostile(
+        network(linear(BINARY, 4, 4), linear(SHARED, 1), linear(SHARED, 1), payload=b"\0\0"), "program"
+    ),
+    "convolution_shares_a_linear_weight": Hostile(
+        network(linear(BINARY, 4, 4), op(r.Conv, 1, 0, SHARED, 1), payload=b"\0\0"), "program"
+    ),
+    "linear_shares_a_convolution": Hostile(
+        network(conv(4, 4, 1, 1, flags=BINARY), linear(SHARED, 1), payload=b"\0\0"), "program"
+    ),
+    "shared_weight_with_flags": Hostile(
+        network(linear(BINARY, 4, 4), linear(SHARED | BINARY, 1), payload=b"\0\0"), "program"
+    ),
+    "shared_weight_without_reference": Hostile(
+        network(linear(BINARY, 4, 4), linear(SHARED), payload=b"\0\0"), "length"
+    ),
+    "shared_numbers_over_limit": Hostile(
+        network(linear(BINARY, 2**10, 2**10), *[linear(SHARED, 1 + i) for i in range(129)], payload=bytes(2**17)),
+        "limit",
+    ),
+    "shared_blocks_over_limit": Hostile(
+        network(linear(BITS, 2**20, 1, 4, 1), *[linear(SHARED, i) for i in range(1, 5)], payload=b"\0"), "limit"
+    ),
+    "ratios_without_scale": Hostile(
+        network(linear(BITS | RATIOS, 1, 1, 2, 2), payload=b"\0" + numbers(0.5)), "program"
     ),
     "values_missing": Hostile(network(linear(DENSE, 2, 4), payload=numbers(1, 2, 3)), "length"),
     "values_of_a_huge_weight_missing": Hostile(network(linear(DENSE, 2**10, 2**20)), "length"),

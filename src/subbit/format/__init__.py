@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from subbit.errors import FormatError, PackError
 from subbit.format.limits import (
@@ -30,7 +30,7 @@ from subbit.format.limits import (
 )
 from subbit.format.ops import read_op, write_op
 from subbit.format.stream import Part, Reader, Writer
-from subbit.records import Conv, Linear, Op, Preprocessing, Program, Storage, fold_scales
+from subbit.records import Conv, Linear, Op, Preprocessing, Program, Storage, Weight, fold_scales
 
 __all__ = ["OpSize", "Sizes", "decode", "encode", "sizes"]
 
@@ -113,7 +113,7 @@ def decode(data: bytes) -> Program:
     output = reader.uint(count)
     ops = []
     for i in range(count):
-        reader.where = f"operation {i}"
+        reader.op, reader.where = i, f"operation {i}"
         ops.append(read_op(reader, i + 1))
     reader.finish()
     labels, preprocessing = _read_metadata(metadata)
@@ -138,11 +138,23 @@ def _write(program: Program) -> tuple[Writer, bytes, bytes]:
         writer.uint(size)
     writer.uint(len(program.ops))
     writer.uint(program.output_value)
-    for i, op in enumerate(program.ops):
+    for i, op in enumerate(_stored_form(program)):
         writer.op = i
         writer.where = op.name or f"operation {i} ({type(op).__name__})"
-        write_op(writer, fold_scales(op) if isinstance(op, Conv | Linear) else op, i + 1)
+        write_op(writer, op, i + 1)
     return writer, _write_names(program.weighted()), _write_metadata(program)
+
+
+def _stored_form(program: Program) -> list[Op]:
+    """Operations with their scales folded; a weight that several of them share is still one object."""
+    weights: dict[int, Weight] = {}
+    ops: list[Op] = []
+    for op in program.ops:
+        if isinstance(op, Conv | Linear):
+            folded = fold_scales(op)
+            op = replace(folded, weight=weights.setdefault(id(op.weight), folded.weight))
+        ops.append(op)
+    return ops
 
 
 def _assemble(program: bytes, names: bytes, metadata: bytes, payload: bytes) -> bytes:

@@ -22,6 +22,7 @@ MAX_WEIGHTS: Final = 2**30  # of one layer, unfolded
 MAX_FILTER: Final = 2**24  # numbers of one filter, unfolded
 MAX_FILTERS: Final = 2**16  # m of a bank
 MAX_BLOCKS: Final = 2**24  # c_out · k of all stacked weights together: their indices may take nothing in the file
+MAX_SHARED: Final = 2**27  # numbers of all shared weights together: they take nothing in the file
 MAX_NAME: Final = 255  # bytes
 MAX_LABELS: Final = 2**16
 MAX_LABEL: Final = 1023  # bytes

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from math import prod
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -25,7 +26,9 @@ from subbit.format.limits import (
     MAX_FILTER,
     MAX_FILTERS,
     MAX_INPUTS,
+    MAX_OPS,
     MAX_RANK,
+    MAX_SHARED,
     MAX_WEIGHTS,
     MIN_FACTOR,
 )
@@ -203,10 +206,11 @@ FACTOR = Codec(_write_factor, _read_factor)
 
 
 # ---------------------------------------------------------------------------------------------- weights
-# One byte of bits: 0–1 kind, 2 ratios of block scales are stored, 3 fixed selection, 4–5 kernel dimensions.
+# One byte of bits: 0–1 kind, 2 ratios of block scales are stored, 3 fixed selection, 4–5 kernel dimensions; or 6 alone:
+# the weight is that of an earlier operation.
 
 _DENSE, _BINARY, _STACKED_BITS, _STACKED_VALUES = range(4)
-_RATIOS, _FIXED, _KERNEL_RANK = 0x04, 0x08, 4
+_RATIOS, _FIXED, _KERNEL_RANK, _SHARED = 0x04, 0x08, 4, 0x40
 
 
 def _weight(*ranks: int) -> Codec:
@@ -221,6 +225,13 @@ def _write_weight(writer: Writer, weight: Weight, ranks: tuple[int, ...]) -> Non
     rank = len(shape) - 2
     if rank not in ranks:
         raise PackError(f"{writer.where}: a weight of shape {shape}; linear, 1-d and 2-d convolutions are supported")
+    writer.channels = shape[0]
+    if id(weight) in writer.weights and writer.shared + _stored_numbers(weight) <= MAX_SHARED:
+        writer.byte(_SHARED)
+        writer.uint(writer.op - writer.weights[id(weight)])
+        _count_shared(PackError, writer, weight)
+        return
+    writer.weights.setdefault(id(weight), writer.op)
     if isinstance(weight, Stacked):
         flags = (_STACKED_BITS if weight.binary else _STACKED_VALUES) | rank << _KERNEL_RANK
         flags |= _RATIOS * (weight.scale is not None) | _FIXED * weight.fixed
@@ -234,7 +245,6 @@ def _write_weight(writer: Writer, weight: Weight, ranks: tuple[int, ...]) -> Non
     writer.byte(flags)
     for size in sizes:
         writer.uint(size)
-    writer.channels = shape[0]
     if isinstance(weight, Dense):
         writer.reals(weight.values, "filters")
     elif isinstance(weight, Binary):
@@ -256,6 +266,25 @@ def _write_stack(writer: Writer, weight: Stacked) -> None:
 
 def _read_weight(reader: Reader, ranks: tuple[int, ...]) -> Weight:
     flags = reader.byte()
+    if flags == _SHARED:
+        return _read_shared(reader, ranks)
+    weight = reader.weights[reader.op] = _read_stored(reader, ranks, flags)
+    return weight
+
+
+def _read_shared(reader: Reader, ranks: tuple[int, ...]) -> Weight:
+    weight = reader.weights.get(reader.op - reader.uint(MAX_OPS))
+    if weight is None or len(weight.shape) - 2 not in ranks:
+        raise FormatError(
+            f"{reader.where}: shares the weight of an operation that is not an earlier one of its kind, or does not "
+            "store it itself"
+        )
+    _count_shared(FormatError, reader, weight)
+    reader.channels = weight.shape[0]
+    return weight
+
+
+def _read_stored(reader: Reader, ranks: tuple[int, ...], flags: int) -> Weight:
     kind, rank = flags & 3, flags >> _KERNEL_RANK
     stacked = kind in (_STACKED_BITS, _STACKED_VALUES)
     if rank not in ranks or (not stacked and flags & (_RATIOS | _FIXED)):
@@ -314,6 +343,19 @@ def _count_blocks(failure: Failure, stream: Reader | Writer, blocks: int) -> Non
     stream.blocks += blocks
     if stream.blocks > MAX_BLOCKS:
         raise failure(f"{stream.where}: more than {MAX_BLOCKS} blocks in all stacked weights together")
+
+
+def _count_shared(failure: Failure, stream: Reader | Writer, weight: Weight) -> None:
+    """A shared weight takes nothing in the file, but memory where it runs."""
+    stream.shared += _stored_numbers(weight)
+    if stream.shared > MAX_SHARED:
+        raise failure(f"{stream.where}: more than {MAX_SHARED} numbers in all shared weights together")
+    if isinstance(weight, Stacked):
+        _count_blocks(failure, stream, weight.index.size)
+
+
+def _stored_numbers(weight: Weight) -> int:
+    return weight.bank.size if isinstance(weight, Stacked) else prod(weight.shape)
 
 
 # ------------------------------------------------------------------------------------------------ table
@@ -426,12 +468,18 @@ def _check_numbers(failure: Failure, where: str, op: Op) -> None:
         sizes = (*op.kernel, *op.stride, *op.dilation)
     if 0 in sizes:
         raise failure(f"{where}: a stride, dilation, window or number of groups of 0")
+    if isinstance(op, records.Conv | records.Linear) and op.scale is None and _has_ratios(op.weight):
+        raise failure(f"{where}: ratios without a scale that they refer to")
     if isinstance(op, records.Slice) and op.step == 0:
         raise failure(f"{where}: a slice with step 0")
     if isinstance(op, records.LayerNorm) and op.eps < 0:
         raise failure(f"{where}: a negative eps of {op.eps}")
     if isinstance(op, records.Activation) and op.function == "softplus" and op.a == 0:
         raise failure(f"{where}: softplus with beta 0")
+
+
+def _has_ratios(weight: Weight) -> bool:
+    return isinstance(weight, Stacked) and weight.scale is not None
 
 
 def _stored_attributes(op: Op) -> dict[str, Any]:

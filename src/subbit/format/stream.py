@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from subbit import bits
 from subbit.errors import FormatError, PackError
 from subbit.format.limits import MAX_DIM, MAX_ELEMENTS, MAX_UINT
-from subbit.records import Float32, Int8, Int64, Shape, Storage
+from subbit.records import Float32, Int8, Int64, Shape, Storage, Weight
 
 Part = Literal["filters", "indices", "scales", "rest"]
 
@@ -52,6 +52,8 @@ class Writer:
         self.where = ""  # for messages: the operation being written
         self.channels = 0  # c_out of the weight written last
         self.blocks = 0  # of all stacked weights so far
+        self.weights: dict[int, int] = {}  # id of a stored weight -> the operation that stores it
+        self.shared = 0  # numbers of the filters of shared weights so far
 
     # -- program ------------------------------------------------------------------------------------
 
@@ -114,8 +116,11 @@ class Reader:
         self.program = program
         self.payload = payload
         self.where = "program"
+        self.op = 0
         self.channels = 0
         self.blocks = 0
+        self.weights: dict[int, Weight] = {}  # stored weights by operation
+        self.shared = 0
 
     # -- program ------------------------------------------------------------------------------------
 

@@ -33,7 +33,9 @@ from subbit.records import (
 Float32 = NDArray[np.float32]
 
 
-Records = dict[int, tuple[object, Weight]]  # by id of the layer or tensor, which is kept alive beside it
+Records = dict[
+    object, tuple[object, Weight]
+]  # by layer, or place of a tensor in memory; these are kept alive beside it
 
 
 @dataclass(frozen=True)
@@ -197,12 +199,13 @@ class Builder:
     def weight_record(self, weight: Any) -> Weight:
         """The record of a weight given to a functional: of the compressed layer whose weight it is, or dense."""
         self.require(isinstance(weight, Tensor), "its weight depends on the input: only stored weights are supported")
-        if id(weight) not in self._records:
+        key = (weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
+        if key not in self._records:
             layer = None if isinstance(weight, nn.Parameter) else self._layer_of(weight)
             if layer is not None:
                 return self.layer_record(layer)
-            self._records[id(weight)] = (weight, Dense(self._array(weight, "weight")))
-        return self._records[id(weight)][1]
+            self._records[key] = (weight, Dense(self._array(weight, "weight")))
+        return self._records[key][1]
 
     def _layer_of(self, weight: Tensor) -> CompressedLayer | None:
         for layer in self._layers:

@@ -43,7 +43,7 @@ def matmul(b: Builder, input: Any, other: Any) -> Value:
         isinstance(input, Value) and isinstance(other, Tensor) and other.dim() == 2,
         "a product of two computed values has no packed form: supported is a value times a stored matrix",
     )
-    return _linear(b, input, b.weight_record(other.t().contiguous()), None)
+    return _linear(b, input, b.weight_record(other.t()), None)
 
 
 def addmm(b: Builder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Value:
