@@ -83,7 +83,8 @@ static flat_plan plan_flat(const sb_conv *conv, int channels) {
     if (plan.in_place)
         plan.plane_floats = conv->height * conv->width;
     plan.max_vectors = plan.by_row ? plan.band_rows * per_row : (plan.band_rows * plan.pitch + LANES - 1) / LANES;
-    plan.max_parts = plan.max_vectors + (plan.by_row ? 0 : plan.band_rows);
+    /* A register that runs on is split by each row end; the overlapping one of an input in place once more. */
+    plan.max_parts = plan.max_vectors + (plan.by_row ? 0 : plan.band_rows) + (plan.in_place ? LANES : 0);
     return plan;
 }
 
@@ -109,6 +110,15 @@ static void find_tap_offsets(const sb_conv *conv, const flat_plan *plan, int32_t
     }
 }
 
+/* Rows are short: a call of memcpy would cost more than the copy. */
+ALWAYS_INLINE void copy_row(float *to, const float *from, int count) {
+    int x = 0;
+    for (; x + LANES <= count; x += LANES)
+        vstore(to + x, vload(from + x));
+    if (x < count)
+        vstore_part(to + x, vload_part(from + x, 0, count - x), 0, count - x);
+}
+
 /* One row of a plane: input pixels first, first + stride, …, zeros where there are none. */
 static void stage_row(const sb_conv *conv, const float *channel, int y, int first, int pitch, float *row) {
     if (y < 0 || y >= conv->height) {
@@ -124,7 +134,7 @@ static void stage_row(const sb_conv *conv, const float *channel, int y, int firs
     for (int x = 0; x < begin; x++)
         row[x] = 0;
     if (stride == 1)
-        memcpy(row + begin, from + first + begin, (size_t)(end - begin) * sizeof(float));
+        copy_row(row + begin, from + first + begin, end - begin);
     else
         for (int x = begin; x < end; x++)
             row[x] = from[first + x * stride];

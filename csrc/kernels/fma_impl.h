@@ -3,6 +3,8 @@
  * Prepared weights are fp32, [group of FLAT_FILTERS filters][channel][tap][filter], zeros behind the last filter. */
 #include "../half.h"
 
+enum { FMA_STAGED_BYTES = 32 * 1024 };
+
 typedef struct {
     flat_scratch flat;
     vfloat *maps; /* [input block][filter][register of the tile] */
@@ -120,8 +122,15 @@ static NEVER_INLINE void multiply_batch(const sb_conv *conv, const flat_plan *pl
     }
 }
 
+/* Filters first where all of the staged input stays in the first-level cache meanwhile; otherwise pixels first. */
+static bool filters_first(const sb_conv *conv, const flat_plan *plan) {
+    const size_t staged = (size_t)plan->channels * plan->planes * plan->plane_floats * sizeof(float);
+    return !conv->weight.index && staged <= FMA_STAGED_BYTES;
+}
+
 static void fma_run(const sb_conv *conv, const float *in, float *out, void *memory) {
     const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
+    const bool by_filters = filters_first(conv, &plan);
     const float *weights = conv->prepared;
     fma_scratch scratch;
     carve_fma_scratch(conv, &plan, memory, &scratch);
@@ -135,9 +144,9 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
             const size_t bank = conv->weight.index ? 0 : (size_t)group * filter_batches(conv) * batch_floats(conv);
             if (!plan.in_place)
                 stage_band(conv, &plan, group_in, y, scratch.flat.staged);
-            for (int batch = 0; !conv->weight.index && batch < filter_batches(conv); batch++)
+            for (int batch = 0; by_filters && batch < filter_batches(conv); batch++)
                 multiply_batch(conv, &plan, &scratch.flat, staged, weights + bank, group, batch, out);
-            for (int first = 0; conv->weight.index && first < scratch.flat.vectors_count; first += FLAT_REGISTERS) {
+            for (int first = 0; !by_filters && first < scratch.flat.vectors_count; first += FLAT_REGISTERS) {
                 const flat_vector *vectors = scratch.flat.vectors + first;
                 const int left = scratch.flat.vectors_count - first;
                 multiply_tile(conv, &plan, &scratch, staged, vectors, weights + bank);
