@@ -1,5 +1,6 @@
 /* Runs a plan: one image, one operation after the other, all memory inside the context's arena. */
 #include "clock.h"
+#include "guard.h"
 #include "kernels/portable.h"
 
 #include <string.h>
@@ -101,7 +102,9 @@ void sb_execute(const sb_context *context, sb_observer observer, void *user, sb_
     const run r = {model, context->arena, observer == NULL, times};
     for (int32_t i = 0; i < model->program.op_count; i++) {
         const uint64_t start = times ? sb_nanoseconds() : 0;
+        sb_guard(model, r.arena, i);
         run_op(&r, i);
+        sb_unguard(model, r.arena);
         if (times) times[i].total += sb_nanoseconds() - start;
         if (!observer) continue;
         const sb_shape *shape = &model->plan.values[i + 1].shape;

@@ -5,7 +5,7 @@
  * its input under another name. Element-wise operations overwrite an input that nobody needs any more. An activation
  * that is the only reader of a convolution is applied by the convolution. Scratch memory is a buffer that lives for
  * one operation. */
-#include "program.h"
+#include "guard.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -160,7 +160,7 @@ static void count_readers(planner *p) {
 }
 
 static int32_t new_buffer(planner *p, uint64_t size, int32_t first) {
-    p->buffers[p->buffer_count] = (buffer){.size = rounded(size), .first = first, .last = first};
+    p->buffers[p->buffer_count] = (buffer){.size = rounded(size) + SB_GAP, .first = first, .last = first};
     return p->buffer_count++;
 }
 
@@ -280,8 +280,11 @@ static sb_status make_plan(planner *p) {
     if (status) return status;
     for (int32_t i = 0; i <= p->program->op_count; i++)
         if (p->buffer_of[i] != NO_BUFFER) plan->values[i].offset = (size_t)p->buffers[p->buffer_of[i]].offset;
-    for (int32_t i = 0; i < p->program->op_count; i++)
-        if (p->scratch_of[i] != NO_BUFFER) plan->steps[i].scratch = (size_t)p->buffers[p->scratch_of[i]].offset;
+    for (int32_t i = 0; i < p->program->op_count; i++) {
+        if (p->scratch_of[i] == NO_BUFFER) continue;
+        plan->steps[i].scratch = (size_t)p->buffers[p->scratch_of[i]].offset;
+        plan->steps[i].scratch_size = (size_t)p->buffers[p->scratch_of[i]].size - SB_GAP;
+    }
     return SB_OK;
 }
 
