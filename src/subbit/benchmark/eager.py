@@ -91,7 +91,7 @@ def _stacked_conv(op: Conv, x: Tensor, bank: Tensor, merge: Tensor, shift: Tenso
 
 
 def _stacked_linear(op: Linear, x: Tensor, bank: Tensor, merge: Tensor, shift: Tensor | None) -> Tensor:
-    features = F.linear(x.unflatten(-1, (-1, bank.shape[1])), bank).flatten(-2)
+    features = F.linear(x.reshape(*x.shape[:-1], -1, bank.shape[1]), bank).flatten(-2)
     return F.linear(features, merge, shift)
 
 

@@ -7,6 +7,7 @@ ratio of two contestants within a round, and its median over rounds.
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,21 +38,25 @@ def interleave(
     *,
     seconds: float,
     threads: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of one call of each contestant, in every round; rounds go on for about `seconds`.
+
+    With one thread the processor's time counts, which other programs on the machine do not add to; with more of them
+    the time on the wall.
 
     Each turn begins with a call that is not counted, which brings the contestant's weights back into the cache. The
     order rotates, so that nobody always runs behind the same neighbour.
     """
+    clock = clock or (time.process_time if threads == 1 else time.perf_counter)
     names = list(calls)
     taken: dict[str, list[float]] = {name: [] for name in names}
     collecting = gc.isenabled()
     gc.disable()
     try:
-        end = clock() + seconds
-        for turn in range(10**9):
-            if turn >= MIN_ROUNDS and clock() >= end:
+        end = time.monotonic() + seconds
+        for turn in itertools.count():
+            if turn >= MIN_ROUNDS and time.monotonic() >= end:
                 break
             first = turn % max(1, len(names))
             for name in names[first:] + names[:first]:

@@ -54,7 +54,7 @@ class Entrant:
     form: str
     precision: str
     bytes: int
-    difference: float  # largest, beside the largest output of the packed network
+    difference: float | None  # largest, beside the largest output of the packed network; None: not compared
     accuracy: float | None
 
 
@@ -100,7 +100,7 @@ class Result:
             "contestants": [asdict(entrant) for entrant in self.entrants],
             "settings": [setting.to_dict() for setting in self.settings],
             "skipped": [skipped._asdict() for skipped in self.skipped],
-            "layers": [asdict(layer) | {"rest": layer.rest, "share": layer.share} for layer in self.layers],
+            "layers": [layer.to_dict() for layer in self.layers],
         }
 
 
@@ -110,6 +110,7 @@ def bench(
     against: Sequence[str] = tuple(RUNTIMES),
     batches: Sequence[int] = (1,),
     threads: Sequence[int] = (1,),
+    others: Sequence[Contestant] = (),
     seconds: float = 3.0,
     examples: Examples | None = None,
     layers: bool = False,
@@ -118,7 +119,8 @@ def bench(
     """Time `net` beside the runtimes `against`, about `seconds` for each batch size and number of threads.
 
     Outputs are compared first; a contestant whose answers differ is skipped, with the difference as its reason. With
-    `examples` int8 is calibrated on real images and every contestant's accuracy is measured.
+    `examples` int8 is calibrated on real images and every contestant's accuracy is measured. `others` take
+    part besides; they may be other networks, so their answers are not compared.
     """
     _check(against, batches, threads, seconds)
     result = Result(describe_machine(net), net.measure_limits())
@@ -133,7 +135,7 @@ def bench(
     for count in threads:
         progress(f"preparing contestants with {count} thread{'s' if count > 1 else ''}")
         contestants = [packed(net, count), *_rivals(graphs, against, count, result)]
-        agreeing = compare(contestants, checked, result)
+        agreeing = [*compare(contestants, checked, result), *((other, None) for other in others)]
         if not result.entrants:
             result.entrants = [_entrant(one, difference, examples) for one, difference in agreeing]
         for batch in batches:
@@ -213,7 +215,7 @@ def _measure(contestants: Sequence[Contestant], x: Float32, threads: int, second
     return Setting(len(x), threads, interleave(calls, seconds=seconds, threads=threads))
 
 
-def _entrant(one: Contestant, difference: float, examples: Examples | None) -> Entrant:
+def _entrant(one: Contestant, difference: float | None, examples: Examples | None) -> Entrant:
     accuracy = None if examples is None else _accuracy(one, examples)
     return Entrant(one.name, one.runtime, one.form, one.precision, one.bytes, difference, accuracy)
 

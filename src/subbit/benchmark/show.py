@@ -71,7 +71,7 @@ def _setting_table(setting: Setting, entrants: dict[str, Entrant]) -> Table:
             f"{ratio.median:.2f}",
             f"{ratio.low:.2f}–{ratio.high:.2f}",
             f"{entrant.bytes:,}",
-            f"{entrant.difference:.1e}",
+            "" if entrant.difference is None else f"{entrant.difference:.1e}",
         ]
         if with_accuracy:
             cells.append("" if entrant.accuracy is None else f"{100 * entrant.accuracy:.2f} %")
@@ -84,14 +84,13 @@ def _layer_table(layers: list[LayerTime]) -> Table:
     columns = ("time", "build", "look-ups", "merge", "rest", "GMAC/s", "of limit")
     table = _table(title, ("layer", "operation", "kernel"), columns)
     for layer in layers:
-        times = (layer.seconds, layer.build, layer.look_up, layer.merge, layer.rest)
+        times = (*layer.times, layer.rest)
         rate = f"{layer.rate / 1e9:.1f}" if layer.operations else ""
         share = f"{layer.share:.0%}" if layer.share else ""
         table.add_row(Text(layer.name), layer.kind, layer.kernel, *map(_microseconds, times), rate, share)
-    total = sum(layer.seconds for layer in layers)
     table.add_section()
-    stages = [sum(getattr(layer, stage) for layer in layers) for stage in ("build", "look_up", "merge", "rest")]
-    table.add_row("total", "", "", *map(_microseconds, (total, *stages)), "", "", style="bold")
+    sums = [sum(column) for column in zip(*((*layer.times, layer.rest) for layer in layers), strict=True)]
+    table.add_row("total", "", "", *map(_microseconds, sums), "", "", style="bold")
     return table
 
 

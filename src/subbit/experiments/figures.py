@@ -22,10 +22,10 @@ from subbit.experiments.table import Measured, Table, TableRow, size
 Point = tuple[float, float, float]  # x, accuracy, spread
 
 # Eight hues that stay apart for colour-blind readers (Okabe and Ito), black for the dense network.
-_PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
+PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _ACCURACY_TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 96, 97, 98, 98.5, 99, 99.2, 99.4, 99.6, 99.8, 99.9)
-_STYLE: Any = {  # Matplotlib's types would have every key spelt out as a literal
+STYLE: Any = {  # Matplotlib's types would have every key spelt out as a literal
     "svg.hashsalt": "subbit",  # element ids would be random otherwise
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",
@@ -60,7 +60,7 @@ def learning_curves(table: Table) -> str | None:
     """Accuracy after each epoch: the mean over seeds as a line, their range as a band."""
     if not any(measured.last.curve for _, measured in table.measured):
         return None
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
         axes = figure.add_subplot()
         seen: list[float] = []
@@ -68,9 +68,9 @@ def learning_curves(table: Table) -> str | None:
             curves = [entry.curve for entry in measured.entries]
             epochs = range(1, min(map(len, curves)) + 1)
             columns = [[curve[epoch - 1] for curve in curves] for epoch in epochs]
-            color = _PALETTE[number % len(_PALETTE)]
+            color = PALETTE[number % len(PALETTE)]
             mean = [sum(column) / len(column) for column in columns]
-            dashes = "-" if number < len(_PALETTE) else "--"
+            dashes = "-" if number < len(PALETTE) else "--"
             marker = "o" if len(epochs) == 1 else None  # a line of one point would not show
             axes.plot(epochs, mean, dashes, marker=marker, color=color, linewidth=1.7, label=_legend(row, measured))
             if len(curves) > 1:
@@ -83,7 +83,7 @@ def learning_curves(table: Table) -> str | None:
         _error_axis(axes, seen)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def layer_bits(row: TableRow, measured: Measured) -> str | None:
@@ -92,7 +92,7 @@ def layer_bits(row: TableRow, measured: Measured) -> str | None:
     if not layers:
         return None
     total = 8 * measured.last.stored_bytes
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 0.9 + 0.26 * len(layers)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         places = range(len(layers))
@@ -116,7 +116,7 @@ def layer_bits(row: TableRow, measured: Measured) -> str | None:
         right.set(title="share of the file (%)", xlim=(0, max(share) * 1.18))
         for axes in (left, right):
             axes.grid(axis="y", visible=False)
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def filter_use(row: TableRow, measured: Measured) -> str | None:
@@ -124,7 +124,7 @@ def filter_use(row: TableRow, measured: Measured) -> str | None:
     layers = [layer for layer in measured.last.layers if layer.usage]
     if not layers:
         return None
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         across = min(4, len(layers))
         down = -(-len(layers) // across)
         figure = Figure(figsize=(7.6, 0.4 + 1.75 * down), layout="constrained")
@@ -135,7 +135,7 @@ def filter_use(row: TableRow, measured: Measured) -> str | None:
             axes.set_axis_off()
         figure.supylabel("blocks", fontsize=9, color="#333333")
         figure.suptitle(f"{row.row.label}: blocks per shared filter, most used first", fontsize=10.5, x=0.01, ha="left")
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def _draw_use(axes: Axes, layer: Layer) -> None:
@@ -152,7 +152,7 @@ def _draw_use(axes: Axes, layer: Layer) -> None:
 
 def _accuracy_over_bytes(table: Table) -> str:
     """Left, the convolutions by the paper's count, published and ours; right, our whole files."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         dense_bytes = 4 * table.published.convolution_weights
         figure = Figure(figsize=(9.2 if dense_bytes else 7.6, 4.4), layout="constrained")
         panels = figure.subplots(1, 2 if dense_bytes else 1, squeeze=False)[0]
@@ -185,13 +185,13 @@ def _accuracy_over_bytes(table: Table) -> str:
         for axes in panels:
             axes.set_xlabel("bytes")
             _zoom(axes, seen)
-            _byte_axis(axes)
+            byte_axis(axes)
         right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def _accuracy_over_ratio(table: Table) -> str:
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
         axes = figure.add_subplot()
         seen: list[float] = []
@@ -202,7 +202,7 @@ def _accuracy_over_ratio(table: Table) -> str:
         axes.set(xlabel="compression ratio, by the paper's count", ylabel="test accuracy (%)", title=table.spec.title)
         _zoom(axes, seen)
         axes.legend(loc="best")
-        return _svg(figure)
+        return as_svg(figure)
 
 
 def _plot(axes: Axes, points: Sequence[Point], number: int, *, hollow: bool = False, label: str = "") -> list[float]:
@@ -215,7 +215,7 @@ def _plot(axes: Axes, points: Sequence[Point], number: int, *, hollow: bool = Fa
             yerr=spread if any(spread) else None,
             fmt=":" if hollow else "-",
             marker=_MARKERS[number % len(_MARKERS)],
-            color=_PALETTE[number % len(_PALETTE)],
+            color=PALETTE[number % len(PALETTE)],
             markerfacecolor="white" if hollow else None,
             markersize=6.5,
             linewidth=1.2,
@@ -259,7 +259,7 @@ def _error_axis(axes: Axes, values: Sequence[float]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _byte_axis(axes: Axes) -> None:
+def byte_axis(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=12))
     axes.xaxis.set_major_formatter(
@@ -269,7 +269,7 @@ def _byte_axis(axes: Axes) -> None:
     axes.tick_params(axis="x", labelrotation=30)
 
 
-def _svg(figure: Figure) -> str:
+def as_svg(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     return buffer.getvalue()

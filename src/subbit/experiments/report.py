@@ -22,9 +22,6 @@ from subbit.experiments import figures
 from subbit.experiments.ledger import Entry
 from subbit.experiments.table import Table, cells, markdown, notes
 
-_MARKED = re.compile(r"(<!-- subbit:table ([\w.-]+) -->\n)(.*?)(<!-- /subbit:table -->)", re.DOTALL)
-_OPENING = "<!-- subbit:table "
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -144,13 +141,20 @@ def environments(tables: Iterable[Table]) -> list[str]:
 
 def replace_tables(text: str, table_of: Callable[[str], Table], where: str) -> str:
     """`text` with every marked table generated anew."""
-    opened, closed = text.count(_OPENING), len(_MARKED.findall(text))
+    return replace_marked(text, "table", lambda name: markdown(table_of(name)), where)
+
+
+def replace_marked(text: str, kind: str, render: Callable[[str], str], where: str) -> str:
+    """`text` with what stands between `<!-- subbit:KIND NAME -->` and `<!-- /subbit:KIND -->` rendered anew."""
+    opening, closing = f"<!-- subbit:{kind} ", f"<!-- /subbit:{kind} -->"
+    marked = re.compile(rf"({opening}([\w.-]+) -->\n)(.*?)({closing})", re.DOTALL)
+    opened, closed = text.count(opening), len(marked.findall(text))
     if opened != closed:
         raise ConfigError(
-            f"{where}: {opened} tables begin with '{_OPENING}NAME -->' but only {closed} end with "
-            "'<!-- /subbit:table -->'; each marker stands on a line of its own"
+            f"{where}: {opened} tables begin with '{opening}NAME -->' but only {closed} end with '{closing}'; "
+            "each marker stands on a line of its own"
         )
-    return _MARKED.sub(lambda found: found[1] + "\n" + markdown(table_of(found[2])) + "\n" + found[4], text)
+    return marked.sub(lambda found: found[1] + "\n" + render(found[2]) + "\n" + found[4], text)
 
 
 _CAPTIONS = {

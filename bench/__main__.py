@@ -1,0 +1,38 @@
+"""`python -m bench`: measure the standard set, keep the results, draw the plot, fill the tables of the documents."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from bench import inference, plot, tables
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="the standard inference benchmark")
+    parser.add_argument("networks", nargs="*", help="names of the set; all of them by default")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each network and batch size")
+    parser.add_argument("--quick", action="store_true", help="a second each; keeps nothing")
+    parser.add_argument("--tables", action="store_true", help="measure nothing: tables and plot from the kept results")
+    arguments = parser.parse_args()
+    known = [case.name for case in inference.standard_set()]
+    unknown = [name for name in arguments.networks if name not in known]
+    if unknown:
+        parser.error(f"no network {unknown[0]!r}: choose from {', '.join(known)}")
+    torch.set_num_threads(1)
+    if not arguments.tables:
+        result = inference.run_set(1.0 if arguments.quick else arguments.seconds, arguments.networks)
+        for name in ("ratios", "costs", "machine"):
+            print(tables.TABLES[name](result))
+        if arguments.quick or arguments.networks:
+            return
+        inference.save(result)
+    result = tables.load_result()
+    tables.PLOT.parent.mkdir(parents=True, exist_ok=True)
+    tables.PLOT.write_text(plot.draw(result), encoding="utf-8")
+    tables.update_documents(result)
+
+
+if __name__ == "__main__":
+    main()

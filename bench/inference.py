@@ -1,0 +1,236 @@
+"""The standard set: packed VGG-16 and ResNet-18 beside the same networks in ONNX Runtime, in one process.
+
+    python -m bench            writes bench/results/inference.json, the plot, and the tables of the documents
+    python -m bench --quick    a second per network, writes nothing
+
+Weights are random; BatchNorm has the statistics that a batch of random images gives, so that activations are of the
+size that they are in a trained network. Nothing that is timed here depends on the values of the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import subbit
+from subbit.benchmark import Contestant, interleave, ratio
+from subbit.benchmark.rivals import RUNTIMES, Graphs
+from subbit.benchmark.session import Result, bench, compare, describe_machine, packed
+from subbit.format import decode, encode
+from subbit.methods import BWN, SLBF
+from subbit.methods.base import Method
+from subbit.models import resnet18, vgg16
+from subbit.models.blocks import convolution
+from subbit.nn.pack import to_program
+from subbit.records import Float32
+from subbit.runtime import Network
+
+RESULT = Path(__file__).parent / "results" / "inference.json"
+SHARES = (("1/2", "1/2"), ("1/2", "1/4"), ("1/2", "1/8"))
+SLIM_WIDTHS = ("1/2", "1/4")
+LOADS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network of the set. `method` None: dense."""
+
+    name: str
+    network: str
+    make: Callable[[], nn.Module]
+    method: Method | None
+    input_shape: tuple[int, int, int] = (3, 32, 32)
+    batches: tuple[int, ...] = (1, 32)
+
+    @property
+    def label(self) -> str:
+        if isinstance(self.method, SLBF):
+            return f"({self.method.f1}, {self.method.f2})"
+        return "dense" if self.method is None else type(self.method).__name__
+
+
+def imagenet_resnet18() -> nn.Module:
+    """ResNet-18 with the stem of its ImageNet form: 7×7 of stride 2, then 3×3 pooling of stride 2; 1,000 classes."""
+    model = resnet18(num_classes=1000)
+    model.conv1 = convolution(3, 64, 7, 2, 3)
+    model.relu = nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, 2, 1))  # type: ignore[assignment]
+    return model
+
+
+def slim_vgg16(width: str) -> nn.Module:
+    """VGG-16 with `width` times the channels, classifier included: the dense way to a faster network."""
+    share = Fraction(width)
+
+    def slim(channels: int) -> int:
+        return channels if channels in (3, 10) else int(channels * share)
+
+    model = vgg16()
+    for part in (model.features, model.classifier):
+        for number, module in enumerate(part):
+            if isinstance(module, nn.Conv2d):
+                part[number] = convolution(slim(module.in_channels), slim(module.out_channels), 3, 1, 1)
+            elif isinstance(module, nn.BatchNorm2d):
+                part[number] = nn.BatchNorm2d(slim(module.num_features))
+            elif isinstance(module, nn.Linear):
+                part[number] = nn.Linear(slim(module.in_features), slim(module.out_features))
+    return model
+
+
+def standard_set() -> Iterator[Case]:
+    """VGG-16 has 13 convolutions; linear layers stay dense, as in the paper."""
+    for f1, f2 in SHARES:
+        yield Case(f"vgg16-{f1}-{f2}", "VGG-16", vgg16, SLBF(f1=f1, f2=f2))
+    for f1, f2 in SHARES:
+        yield Case(f"resnet18-{f1}-{f2}", "ResNet-18", resnet18, SLBF(f1=f1, f2=f2))
+    yield Case("vgg16-bwn", "VGG-16", vgg16, BWN(), batches=(1,))
+    yield Case(
+        "resnet18-224", "ResNet-18, 224×224", imagenet_resnet18, SLBF(f1="1/2", f2="1/4"), (3, 224, 224), batches=(1,)
+    )
+
+
+def packed_bytes(case: Case) -> bytes:
+    """The file of a case, from fixed random weights."""
+    torch.manual_seed(0)
+    model = case.make()
+    if case.method is not None:
+        model = subbit.compress(model, case.method, keep=[nn.Linear])
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # the plain mean over batches
+    with torch.no_grad():
+        model.train()(torch.randn(16 if case.input_shape[1] <= 32 else 2, *case.input_shape))
+    return encode(to_program(model.eval(), case.input_shape))
+
+
+def run_case(case: Case, seconds: float, others: list[Contestant]) -> dict[str, Any]:
+    """Everything that is measured of one network."""
+    data = packed_bytes(case)
+    net = subbit.load(data)
+    result = bench(
+        net,
+        against=["onnxruntime"],
+        batches=case.batches,
+        others=[*second_row(data, net), *others],
+        seconds=seconds,
+    )
+    for skipped in result.skipped:
+        print(f"  skipped {skipped.name}: {skipped.reason}")
+    measured = result.to_dict()
+    return {
+        "name": case.name,
+        "network": case.network,
+        "label": case.label,
+        "bytes": len(data),
+        **loading(data),
+        **({"two_threads": two_threads(net, seconds)} if 32 in case.batches else {}),
+        **{key: measured[key] for key in ("limits", "contestants", "settings", "skipped")},
+    }
+
+
+def second_row(data: bytes, net: Network) -> list[Contestant]:
+    """The packed network on AVX2, where the machine's own row is AVX-512."""
+    if net.isa != "avx512":
+        return []
+    other = subbit.load(data, isa="avx2")
+    return [Contestant("subbit avx2", "packed", "fp32", len(data), lambda x: other(x))]
+
+
+def slim_rivals() -> list[Contestant]:
+    """Dense VGG-16 of smaller widths in ONNX Runtime, each compared with its own packed form."""
+    rivals = []
+    for width in SLIM_WIDTHS:
+        data = packed_bytes(Case("slim", "VGG-16", lambda width=width: slim_vgg16(width), None))  # type: ignore[misc]
+        net = subbit.load(data)
+        x = images(net, 16)
+        result = Result(describe_machine(net), net.measure_limits())
+        runtime = RUNTIMES["onnxruntime"].contestants(Graphs(decode(data), x), 1)
+        agreeing = [one for one, _ in compare([packed(net, 1), *runtime], x, result)][1:]
+        rivals += [
+            Contestant(f"onnxruntime width {width}", one.form, one.precision, one.bytes, one.run) for one in agreeing
+        ]
+    return rivals
+
+
+def images(net: Network, count: int) -> Float32:
+    return np.random.default_rng(0).standard_normal((count, *net.input_shape), dtype=np.float32)
+
+
+def two_threads(net: Network, seconds: float) -> float:
+    """How many times as fast a batch of 32 is with two threads: median over rounds."""
+    x = images(net, 32)
+    calls = {str(threads): lambda threads=threads: net(x, threads=threads) for threads in (1, 2)}
+    taken = interleave(calls, seconds=seconds, threads=2)
+    return ratio(taken["1"], taken["2"]).median
+
+
+MEMORY = """
+import sys
+import numpy as np
+import subbit
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+small = subbit.load(sys.argv[2])  # the core itself, and what the first call of anything takes
+small(np.zeros(small.input_shape, np.float32))
+before = resident()
+net = subbit.load(sys.argv[1])
+x = np.zeros(net.input_shape, np.float32)
+net(x)
+print(resident() - before)
+"""
+
+
+def loading(data: bytes) -> dict[str, Any]:
+    """Seconds to load the file, median; bytes resident after loading it and running one image, in a fresh process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, small = Path(folder, "net.sbit"), Path(folder, "small.sbit")
+        path.write_bytes(data)
+        torch.manual_seed(0)
+        small.write_bytes(encode(to_program(nn.Sequential(nn.Conv2d(1, 1, 1)).eval(), (1, 4, 4))))
+        taken = []
+        for _ in range(LOADS):
+            start = time.process_time()
+            net = subbit.load(path)
+            taken.append(time.process_time() - start)
+        resident = None
+        if sys.platform.startswith("linux"):
+            command = [sys.executable, "-c", MEMORY, str(path), str(small)]
+            resident = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return {"load_seconds": statistics.median(taken), "resident_bytes": resident, "memory_bytes": net.memory}
+
+
+def run_set(seconds: float, names: list[str] | None = None) -> dict[str, Any]:
+    """The whole standard set, or the networks `names` of it."""
+    slim = slim_rivals()
+    cases = [case for case in standard_set() if not names or case.name in names]
+    results = []
+    for case in cases:
+        print(f"{case.network} {case.label}", flush=True)
+        others = slim if case.name.startswith("vgg16-") and isinstance(case.method, SLBF) else []
+        results.append(run_case(case, seconds, others))
+    machine = describe_machine(subbit.load(packed_bytes(Case("slim", "VGG-16", lambda: slim_vgg16("1/4"), None))))
+    return {
+        "what": "seconds per call and times the packed network, one thread; median and quartiles over rounds",
+        "machine": machine,
+        "cases": results,
+    }
+
+
+def save(result: dict[str, Any]) -> None:
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,137 @@
+"""Tables and plot of the standard set, from bench/results/inference.json.
+
+Documents own a table by `<!-- subbit:bench NAME -->` and `<!-- /subbit:bench -->`; what stands between is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.inference import RESULT
+from subbit.experiments.report import replace_marked
+from subbit.experiments.table import size
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PLOT = ROOT / "docs" / "images" / "inference.svg"
+
+PACKED = "subbit packed fp32"
+DENSE, DENSE_INT8 = "onnxruntime dense fp32", "onnxruntime dense int8"
+STACKED, STACKED_INT8 = "onnxruntime stacked fp32", "onnxruntime stacked int8"
+AVX2 = "subbit avx2 packed fp32"
+
+Json = dict[str, Any]
+
+
+def load_result(path: Path = RESULT) -> Json:
+    result: Json = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+def update_documents(result: Json, documents: Sequence[Path] = DOCUMENTS) -> None:
+    for document in documents:
+        document.write_text(fresh(document, result), encoding="utf-8")
+
+
+def fresh(document: Path, result: Json) -> str:
+    """The text of a document with its tables generated anew."""
+    text = document.read_text(encoding="utf-8")
+    return replace_marked(text, "bench", lambda name: TABLES[name](result), document.name)
+
+
+def setting(case: Json, batch: int) -> Json | None:
+    """The contestants of a case at this batch size; None where it was not measured."""
+    return next((one["contestants"] for one in case["settings"] if one["batch"] == batch), None)
+
+
+def ratios(result: Json) -> str:
+    """How many times as long others take."""
+    rows = []
+    for case in result["cases"]:
+        cells = [_quotient(case, 1, DENSE), _quotient(case, 32, DENSE), _quotient(case, 1, DENSE_INT8)]
+        cells += [_quotient(case, 1, STACKED), _quotient(case, 1, STACKED_INT8), _quotient(case, 1, AVX2)]
+        rows.append([f"{case['network']} {case['label']}", *cells])
+    headings = ["", "dense fp32", "same, batch 32", "dense int8", "stacked fp32", "stacked int8", "packed on AVX2"]
+    return _markdown(headings, rows)
+
+
+def latency(result: Json) -> str:
+    """Milliseconds and bytes beside each other, VGG-16 and its slimmer dense forms."""
+    cases = [case for case in result["cases"] if case["network"] == "VGG-16"]
+    rows = [
+        [
+            f"subbit {case['label']}, packed",
+            _milliseconds(case, 1, PACKED),
+            _milliseconds(case, 32, PACKED),
+            size(case["bytes"]),
+        ]
+        for case in cases
+    ]
+    first = cases[0]
+    names = {DENSE: "ONNX Runtime, dense fp32", DENSE_INT8: "ONNX Runtime, dense int8"}
+    for width in ("1/2", "1/4"):
+        names[f"onnxruntime width {width} dense fp32"] = f"ONNX Runtime, dense fp32, width {width}"
+        names[f"onnxruntime width {width} dense int8"] = f"ONNX Runtime, dense int8, width {width}"
+    stored = {one["name"]: one["bytes"] for one in first["contestants"]}
+    rows += [
+        [label, _milliseconds(first, 1, name), _milliseconds(first, 32, name), size(stored[name])]
+        for name, label in names.items()
+        if name in stored
+    ]
+    return _markdown(["VGG-16, 32×32", "ms, batch 1", "ms per image, batch 32", "file"], rows)
+
+
+def costs(result: Json) -> str:
+    """What a packed network takes besides time per image."""
+    rows = []
+    for case in result["cases"]:
+        resident = case["resident_bytes"]
+        threads = case.get("two_threads")
+        rows.append(
+            [
+                f"{case['network']} {case['label']}",
+                size(case["bytes"]),
+                f"{1e3 * case['load_seconds']:.1f}",
+                "" if resident is None else size(resident),
+                "" if threads is None else f"{threads:.2f}×",
+            ]
+        )
+    return _markdown(["", "file", "ms to load", "memory added", "two threads, batch 32"], rows)
+
+
+def machine(result: Json) -> str:
+    about = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    limits = result["cases"][0]["limits"]
+    return (
+        f"{about['cpu']}, kernels for {about['isa']}, one thread. Python {about['python']}, {versions}. One core "
+        f"reaches {limits['multiply_adds'] / 1e9:.0f} GMAC/s with fp32 multiply-adds and {limits['look_ups'] / 1e9:.0f} with "
+        "look-ups of ±1 sums.\n"
+    )
+
+
+TABLES: dict[str, Callable[[Json], str]] = {"ratios": ratios, "latency": latency, "costs": costs, "machine": machine}
+
+
+def _quotient(case: Json, batch: int, name: str) -> str:
+    contestants = setting(case, batch)
+    if contestants is None or name not in contestants:
+        return ""
+    spread = contestants[name]["times_packed"]
+    return f"{spread['median']:.2f} ({spread['low']:.2f}–{spread['high']:.2f})"
+
+
+def _milliseconds(case: Json, batch: int, name: str) -> str:
+    contestants = setting(case, batch)
+    if contestants is None or name not in contestants:
+        return ""
+    return f"{1e3 * contestants[name]['seconds']['median'] / batch:.2f}"
+
+
+def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
