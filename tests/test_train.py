@@ -178,6 +178,18 @@ def test_start_from_a_dense_run(dense: Path) -> None:
     assert all(torch.equal(before[f"{name}.weight"], after[f"{name}.weight"]) for name in kept)
 
 
+@pytest.mark.parametrize("method", ["dense", "bwn"])
+def test_start_from_a_dense_run_goes_on_learning_statistics(dense: Path, tmp_path: Path, method: str) -> None:
+    trained, _ = load_run(dense)
+    settings = tiny.settings(method=method, init_from=str(dense), epochs=1)
+    assert all(module.training for module in build_model(settings, 10, 1).modules())
+    fit(settings, out=tmp_path / "run", data=tiny.digits())
+    before, after = trained.state_dict(), load_run(tmp_path / "run")[0].state_dict()
+    statistics = [key for key in before if "running_mean" in key]
+    assert statistics
+    assert not any(torch.equal(before[key], after[key]) for key in statistics)
+
+
 def test_starting_point_must_be_dense_and_alike(dense: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a dense resnet18 is needed"):
         build_model(tiny.settings(model="resnet18", init_from=str(dense)), 10, 1)
@@ -436,3 +448,9 @@ def test_watch_counts_flips_choices_and_dead_filters() -> None:
 
 def test_watch_of_a_dense_network_has_nothing_to_say() -> None:
     assert Watch(build_model(tiny.settings(method="dense"), 10, 1)).look().values() == {}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_an_accelerator_that_is_not_there_is_a_plain_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="do not fit this machine"):
+        fit(tiny.settings(accelerator="gpu"), out=tmp_path / "run", data=tiny.digits())

@@ -67,7 +67,8 @@ def build_model(settings: Settings, classes: int, channels: int) -> nn.Module:
     method = method_of(settings)
     source = _starting_point(settings) if settings.init_from else None
     if source is not None and source.settings.method == "dense":
-        return _compressed(source.model, method, settings, "dense") if method else source.model
+        start = source.model.train()  # a finished run comes in evaluation mode, which would freeze BatchNorm
+        return _compressed(start, method, settings, "dense") if method else start
     dense = dense_model(settings, classes, channels)
     model = _compressed(dense, method, settings, "random") if method else dense
     if source is not None:

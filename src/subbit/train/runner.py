@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from subbit import data as datasets
@@ -148,6 +149,8 @@ class _Run(Callback):
                 trainer.fit(self.learner)
         except Diverged as error:
             raise TrainingError(f"{error}. {self._last_good()}") from error
+        except MisconfigurationException as error:
+            raise ConfigError(f"accelerator, devices or nodes do not fit this machine: {error}") from error
         if trainer.interrupted:
             raise KeyboardInterrupt
 
@@ -230,6 +233,8 @@ class _Run(Callback):
         if hasattr(self, "live"):
             self.live.close()
             self.logs.close()
+        if isinstance(exception, KeyboardInterrupt) and self.writes:
+            self.console.print("stopped; the same command with --resume goes on from the last checkpoint")
 
     def report(self, values: dict[str, float]) -> dict[str, float]:
         """Log these values together with the health of the network and the speed since the last report."""
