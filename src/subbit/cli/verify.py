@@ -62,7 +62,7 @@ def _test_images(run: Any, count: int, data_dir: Path | None) -> Tensor:
     from subbit.data import load
 
     folder = data_dir if data_dir is not None else getattr(run.settings, "data_dir", None)
-    data = load(run.settings.data, folder)
+    data = load(run.settings.data, folder, image_size=run.settings.image_size, seed=run.settings.seed)
     images = data.test.images[:count].astype("float32") / 255
     return torch.from_numpy((images - run.mean[:, None, None]) / run.std[:, None, None])
 
