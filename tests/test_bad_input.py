@@ -6,7 +6,7 @@ import copy
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -88,6 +88,9 @@ CASES: dict[str, tuple[Callable[[], object], type[SubbitError], str]] = {
     "inspect_wrong_rank": (inspect(net, (8, 8)), ConfigError, r"\(8, 8\): .* takes \(channels, height, width\)"),
     "inspect_wrong_channels": (inspect(net, (4, 8, 8)), ModelError, r"does not run on .* shape \(1, 4, 8, 8\)"),
     "inspect_wrong_size": (inspect(net, (3, 9, 9)), ModelError, r"does not run on an input of shape \(1, 3, 9, 9\)"),
+    "inspect_unknown_storage": (
+        lambda: subbit.inspect(net(), (3, 8, 8), storage=cast(Any, "f8")), ConfigError, "'f8': choose one of 'f16'",
+    ),
     "inspect_zero_size": (inspect(net, (3, 0, 8)), ConfigError, "positive whole numbers"),
     "inspect_fraction": (inspect(net, (3, 8.5, 8)), ConfigError, "positive whole numbers"),
     "inspect_tensor": (inspect(net, torch.zeros(1, 3, 8, 8)), ConfigError, "positive whole numbers"),

@@ -56,6 +56,10 @@ def test_misspelt_command_exits_with_2(capsys: pytest.CaptureFixture[str]) -> No
     [
         ((), "give either a .sbit file or --model"),
         (("net.sbit", "--model", "lenet5"), "give either a .sbit file or --model"),
+        (
+            ("net.sbit", "--f1", "1/2", "--keep", "fc"),
+            "--f1, --keep: only with --model; what net.sbit holds is settled",
+        ),
         (("absent.sbit",), "absent.sbit: cannot be read: No such file or directory"),
         (("--model", "resnet50", "--method", "bwn"), "unknown model 'resnet50': did you mean 'resnet18'?"),
         (("--model", "lenet5", "--method", "slb"), "unknown method 'slb': did you mean 'slbf'?"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from subbit import models
+from subbit.errors import ConfigError
 from subbit.methods import BNN, SLBF, LegoNet
 from subbit.nn import reference
 from subbit.nn.compress import compress
@@ -50,3 +51,9 @@ def test_families_dense(family: str) -> None:
 def test_compressed_lenet_in_both_forms(method: Any, form: str) -> None:
     torch.manual_seed(0)
     check(to_program(compress(models.lenet5(), method).eval(), (1, 28, 28)), form)
+
+
+def test_unknown_form_is_refused() -> None:
+    program = to_program(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1)), (1, 2, 2))
+    with pytest.raises(ConfigError, match="form='stakced': choose one of 'dense', 'stacked'"):
+        export.to_onnx(program, "stakced")

@@ -231,6 +231,25 @@ def test_stale_documents_fail_the_check(measured: Spec, tmp_path: Path, capsys: 
     assert success.value.code == 0
 
 
+@pytest.mark.parametrize("arguments", [("report", "mnist", "--out"), ("demo", "--out")], ids=lambda a: a[0])
+def test_a_folder_that_cannot_be_made_is_a_plain_error(
+    arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(SystemExit) as failure:
+        main([*arguments, str(tmp_path / "file")])
+    assert failure.value.code == 2
+    assert "choose another place" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_document_that_is_no_text_is_a_plain_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "doc.md").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SystemExit) as failure:
+        main(["report", "--update", str(tmp_path / "doc.md")])
+    assert failure.value.code == 2
+    assert "not a text file" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_readme_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = (ROOT / "README.md").read_text(encoding="utf-8")

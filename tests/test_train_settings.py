@@ -64,6 +64,8 @@ def test_one_third_is_exact() -> None:
         ({"f1": "2"}, "f1 is '2': it must lie above 0 and be at most 1"),
         ({"f1": "half"}, "f1 is 'half': give a fraction"),
         ({"method": "dense", "f1": "1/2"}, "method dense has no options"),
+        ({"keep": 3}, "keep is 3: it must be a list of strings"),
+        ({"method_options": 3}, "method_options is 3: it must be a table"),
         ({"keep": [1]}, "keep is .* list of strings"),
         ({"method_options": {"scale": [1]}}, "method_options is .* table"),
         ({"batch": "32.5"}, "batch is '32.5'"),

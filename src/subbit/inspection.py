@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subbit.accounting import FLOAT_BITS, Bits, Operations, operations
+from subbit.accounting import FLOAT_BITS, STORAGE_BITS, Bits, Operations, operations
 from subbit.errors import ConfigError, FormatError, MissingDependency, ModelError
 from subbit.records import Conv, Dense, Linear, Program, Shape, Storage
 
@@ -162,6 +162,8 @@ def inspect(
 
     The model is not changed: a copy of it runs once on zeros to count operations. `storage` is that of `pack`.
     """
+    if storage not in STORAGE_BITS:
+        raise ConfigError(f"storage={storage!r}: choose one of {', '.join(map(repr, STORAGE_BITS))}")
     if isinstance(model, Program):
         return inspect_program(model, "program")
     if isinstance(model, str | os.PathLike):

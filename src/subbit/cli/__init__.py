@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         build_app(wanted)(args, prog_name="subbit")
     except SubbitError as error:
         _fail(error)
+    except OSError as error:  # a folder that cannot be made, a full disk: nothing that a traceback would explain
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _fail(SubbitError(f"{where}{error.strerror or error}: choose another place, or make room"))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "subbit":
             raise

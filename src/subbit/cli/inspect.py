@@ -35,6 +35,11 @@ def command(
     if (file is None) == (model is None):
         raise ConfigError("give either a .sbit file or --model, for example: subbit inspect --model resnet18")
     if file is not None:
+        shaping: dict[str, object] = {"f1": f1, "f2": f2, "depth": depth, "filters": filters}
+        shaping |= {"scale": scale, "selection": selection, "keep": keep or None, "input": input_shape}
+        given = [f"--{name}" for name, value in shaping.items() if value is not None]
+        if given:
+            raise ConfigError(f"{', '.join(given)}: only with --model; what {file} holds is settled")
         from subbit.inspection import inspect_file
 
         report = inspect_file(file)

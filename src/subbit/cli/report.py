@@ -42,6 +42,8 @@ def command(
             text = update.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot read {update}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{update} is not a text file in UTF-8: give a Markdown document") from error
         fresh = replace_tables(text, table_of, str(update))
         if check and fresh != text:
             raise ConfigError(f"{update}: its tables are stale; run: subbit report --update {update}")

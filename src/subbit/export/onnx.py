@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from subbit import records
-from subbit.errors import ModelError
+from subbit.errors import ConfigError, ModelError
 from subbit.records import Op, Program, Shape, Stacked, fold_scales
 from subbit.shapes import value_shapes
 
@@ -30,6 +30,8 @@ OPSET = 17
 
 def to_onnx(program: Program, form: Form = "dense") -> onnx.ModelProto:
     """The network as an ONNX model with input "input" and output "output", both float32."""
+    if form not in get_args(Form):
+        raise ConfigError(f"form={form!r}: choose one of {', '.join(map(repr, get_args(Form)))}")
     graph = _Graph(value_shapes(program))
     names = ["input"]
     for number, op in enumerate(program.ops):

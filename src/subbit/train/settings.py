@@ -184,7 +184,7 @@ class Settings:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The values of a TOML config file, checked for unknown keys."""
+    """The values of a TOML file; which keys it may have is for the caller to say."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -224,9 +224,9 @@ def _convert(key: str, value: Any) -> Any:
     kind = _types().get(key)
     if key in ("f1", "f2"):
         return _fraction(key, value)
-    if kind == tuple[str, ...]:
+    if kind == tuple[str, ...] and isinstance(value, str | list):
         return (value,) if isinstance(value, str) else tuple(value)
-    if kind == Options:
+    if kind == Options and isinstance(value, Mapping):
         return dict(value)
     if kind in (int, float) and isinstance(value, str):
         try:
