@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -150,8 +151,9 @@ def _attempt(mirror: str, file: str, md5: str, target: Path) -> list[str]:
 
         pooch.utils.get_logger().setLevel("WARNING")
         # pooch writes to a temporary file, checks it, and renames it: an interrupted download leaves nothing.
-        downloader = pooch.HTTPDownloader(progressbar=_Progress(file), timeout=30)
-        pooch.retrieve(mirror + file, known_hash=f"md5:{md5}", fname=file, path=target, downloader=downloader)
+        with contextlib.closing(_Progress(f"{file} from {mirror}")) as progress:
+            downloader = pooch.HTTPDownloader(progressbar=progress, timeout=30)
+            pooch.retrieve(mirror + file, known_hash=f"md5:{md5}", fname=file, path=target, downloader=downloader)
     except ModuleNotFoundError as error:
         raise MissingDependency(f"downloads need {error.name}: pip install 'subbit[train]'", name=error.name) from error
     except ValueError as error:  # wrong checksum
@@ -192,10 +194,10 @@ class _Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self._bar = Progress(*columns, transient=True)
         self._task = self._bar.add_task(title, total=None)
+        self._bar.start()  # at once: a mirror that does not answer takes its time too
         self.total: float = 0
 
     def update(self, count: int) -> None:
-        self._bar.start()
         self._bar.update(self._task, total=self.total or None, advance=count)
 
     def reset(self) -> None:

@@ -12,7 +12,7 @@ Options of the original code, off by default: `clamp` clips the latent weights t
 `centre` subtracts from each filter its mean over the input channels before it is binarised. The original centres the
 latent weights themselves and then clips them; here clipping comes first and centring is part of the function, which
 is the same step for the optimiser, and makes the result the same however often the layer is used between two steps.
-The gate is closed at |W| = 1, so that clipped weights can come back.
+The gate lets |W| = 1 pass, so that clipped weights can come back.
 """
 
 from __future__ import annotations
