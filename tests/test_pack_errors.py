@@ -139,6 +139,26 @@ def test_scripted_modules() -> None:
         to_program(nested(torch.jit.script(nn.Conv2d(4, 4, 1))), IMAGE)
 
 
+class Gate(nn.Module):
+    """Calls a function that TorchScript compiled."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = scripted_gate(x, 2.0)
+        return y
+
+
+def gate(x: Tensor, slope: float) -> Tensor:
+    return x * torch.sigmoid(slope * x)
+
+
+scripted_gate = torch.jit.script(gate)
+
+
+def test_scripted_functions() -> None:
+    with pytest.raises(PackError, match=r"\(Gate\).* calls gate, a TorchScript function.*plain Python function"):
+        to_program(nested(Gate()), IMAGE)
+
+
 # -------------------------------------------------------------------------------------- inputs, outputs
 
 

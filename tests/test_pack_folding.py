@@ -317,6 +317,40 @@ def test_the_weight_of_a_compressed_layer_in_a_functional_keeps_its_record() -> 
     assert isinstance(linear.weight, Binary)
 
 
+class Functionals(nn.Module):
+    """Layers that are never called: another module hands their parameters to functionals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        linear = nn.Linear(8, 4)
+        self.inner = nn.ModuleDict({"conv": nn.Conv2d(8, 8, 3), "norm": norm(8), "linear": linear})
+        self.tied = nn.Linear(8, 4)
+        self.tied.weight = linear.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv: Any = self.inner["conv"]
+        norm: Any = self.inner["norm"]
+        linear: Any = self.inner["linear"]
+        x = F.relu(F.conv2d(x, conv.weight))
+        x = F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias).mean((2, 3))
+        y: Tensor = F.linear(x, linear.weight, linear.bias) + x @ linear.weight.t() + self.tied(x)
+        return y
+
+
+@pytest.mark.parametrize("method", [None, SLBF(f1=1 / 2, f2=1 / 2)], ids=["dense", "slbf"])
+def test_operations_are_named_after_the_layer_whose_weight_they_use(method: Method | None) -> None:
+    model = Functionals()
+    if method is not None:
+        model.inner["conv"] = method.layer(nn.Conv2d(8, 8, 3))
+    program = to_program(model, (8, 9, 9))
+    names = ["inner.conv", "inner.linear", "inner.linear", "tied"]
+    assert [op.name for op in program.weighted()] == names
+    assert only(program, Affine).name == "inner.norm"
+    rows = {row.name: row for row in subbit.inspect(model, (8, 9, 9)).rows}
+    assert rows["inner.conv"].stored.filters > 0
+    assert rows["inner.norm"].stored_bits > 0
+
+
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("method", [SLBF(f1=1 / 2, f2=1 / 2), BNN()], ids=["slbf", "bnn"])
 def test_padding_modes_of_compressed_layers(

@@ -59,7 +59,8 @@ class Builder:
         self.batch = batch
         self.node: fx.Node | None = None
         self.shape: Shape = ()  # of the result of `node`, where it is a single tensor
-        self._layers = [m for m in model.modules() if isinstance(m, CompressedLayer)]
+        self._layers = {path: m for path, m in model.named_modules() if isinstance(m, CompressedLayer)}
+        self._owners = _owners(model)
         self._records = records
 
     # -- errors
@@ -81,6 +82,13 @@ class Builder:
     @property
     def name(self) -> str:
         return module_path(self.node) if self.node is not None else ""
+
+    def owner(self, tensor: Tensor | None) -> str:
+        """Path of the module that a tensor belongs to, also where another module hands it to a functional."""
+        if tensor is None:
+            return self.name
+        paths = self._owners.get(id(tensor if tensor._base is None else tensor._base), ())
+        return self.name if not paths or self.name in paths else paths[0]
 
     def reshape(self, x: Value, shape: Shape) -> Value:
         if shape == x.shape:
@@ -119,7 +127,9 @@ class Builder:
         self.require(min(shape) > 0, f"padding by {amounts} leaves nothing of {x.shape}")
         return self.emit(Pad(inputs=(x.id,), mode=mode, amounts=amounts, value=value), shape)  # type: ignore[arg-type]
 
-    def affine(self, x: Value, scale: Float32 | None = None, shift: Float32 | None = None) -> Value:
+    def affine(
+        self, x: Value, scale: Float32 | None = None, shift: Float32 | None = None, name: str | None = None
+    ) -> Value:
         """scale · x + shift along dimension 0; a single number serves all of it.
 
         What folds is decided by the length of these arrays, one or the number of channels, and never by their values.
@@ -127,7 +137,8 @@ class Builder:
         for numbers in (scale, shift):
             finite = numbers is None or bool(np.isfinite(numbers).all())
             self.require(finite, "its scale or shift is NaN or infinite (a negative variance?)")
-        return self.emit(Affine(inputs=(x.id,), name=self.name, scale=scale, shift=shift), x.shape)
+        owner = self.name if name is None else name
+        return self.emit(Affine(inputs=(x.id,), name=owner, scale=scale, shift=shift), x.shape)
 
     def scalar(self, x: Value, scale: float = 1.0, shift: float = 0.0) -> Value:
         """scale · x + shift for numbers that are written in the model, so that x · 1 is known to be x."""
@@ -196,19 +207,29 @@ class Builder:
                 raise self.error(f"its weight cannot be stored: {error}") from error
         return self._records[id(layer)][1]
 
-    def weight_record(self, weight: Any) -> Weight:
-        """The record of a weight given to a functional: of the compressed layer whose weight it is, or dense."""
+    def weight_record(self, weight: Any) -> tuple[Weight, str]:
+        """The record of a weight given to a functional, and the path of the layer whose weight it is."""
         self.require(isinstance(weight, Tensor), "its weight depends on the input: only stored weights are supported")
         key = (weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
         if key not in self._records:
-            layer = None if isinstance(weight, nn.Parameter) else self._layer_of(weight)
-            if layer is not None:
-                return self.layer_record(layer)
+            path = None if isinstance(weight, nn.Parameter) else self._layer_of(weight)
+            if path is not None:
+                return self.layer_record(self._layers[path]), path
             self._records[key] = (weight, Dense(self._array(weight, "weight")))
-        return self._records[key][1]
+        return self._records[key][1], self.owner(weight)
 
-    def _layer_of(self, weight: Tensor) -> CompressedLayer | None:
-        for layer in self._layers:
+    def _layer_of(self, weight: Tensor) -> str | None:
+        """Path of the compressed layer that made this weight."""
+        for path, layer in self._layers.items():
             if tuple(weight.shape) == layer.weight_shape and torch.equal(layer.effective_weight(), weight):
-                return layer
+                return str(path)
         return None
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """Paths of the modules that hold each parameter and buffer, by its id."""
+    owners: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            owners.setdefault(id(tensor), []).append(path)
+    return owners

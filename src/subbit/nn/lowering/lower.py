@@ -20,7 +20,7 @@ from subbit.nn.lowering.builder import Builder, Records, Value
 from subbit.nn.lowering.movement import MOVEMENT
 from subbit.nn.lowering.pointwise import ELEMENTWISE, Handler
 from subbit.nn.lowering.spatial import SPATIAL
-from subbit.nn.lowering.tracing import VALUE, OutputKey, Trace, trace
+from subbit.nn.lowering.tracing import VALUE, OutputKey, Trace, trace, unwrapped
 from subbit.records import Binary, Dense, Op, Shape, Stacked
 
 HANDLERS: dict[str, Handler] = {
@@ -59,6 +59,7 @@ def lower(model: nn.Module, shape: Shape, output: OutputKey = None, batch: int |
     The model is read twice, with different batch sizes, and both must give the same operations. `batch` replaces the
     first of the two, for those who want to run the traced graph.
     """
+    model = unwrapped(model)
     records: Records = {}
     sizes = _BATCHES if batch is None else (batch, batch + 2)
     first, second = (_lower(model, shape, output, size, records) for size in sizes)

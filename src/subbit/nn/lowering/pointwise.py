@@ -95,7 +95,7 @@ def glu(b: Builder, input: Value, dim: int = -1) -> Value:
 
 def prelu(b: Builder, input: Value, weight: Tensor) -> Value:
     slope = b.numbers(weight, "slope")
-    return b.emit(PReLU(inputs=(input.id,), name=b.name, slope=slope), input.shape)
+    return b.emit(PReLU(inputs=(input.id,), name=b.owner(weight), slope=slope), input.shape)
 
 
 def clamp(b: Builder, input: Value, min: Any = None, max: Any = None) -> Value:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -175,7 +176,6 @@ class _Root(nn.Module):
 
 def trace(model: nn.Module, shape: tuple[int, ...], batch: int, output: OutputKey = None) -> Trace:
     """The graph of `model` in eval mode for inputs (batch, *shape)."""
-    model = _unwrapped(model)
     _check_modules(model)
     _check_inputs(model)
     root = _Root(model, output)
@@ -225,7 +225,7 @@ def _user_path(path: str) -> str:
     return path.removeprefix("model").removeprefix(".")
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """The user's own module inside torch.compile, DataParallel and DistributedDataParallel."""
     while True:
         inner = getattr(model, "_orig_mod", None)
@@ -302,9 +302,18 @@ def _named_outputs(result: Any) -> dict[str, Any]:
     return {str(k): v for k, v in items if isinstance(v, fx.Proxy | Tensor)}
 
 
+_SCRIPT_REFUSES = re.compile(r"(\w+)\(\) Expected a value of type .* found type '(Shaped)?Proxy'", re.DOTALL)
+
+
 def _trace_message(tracer: ShapedTracer, error: Exception) -> str:
     shape = ", ".join(map(str, tracer.example.shape[1:]))
     where = describe(*(tracer.current[-1] if tracer.current else ("", "")))
+    script = _SCRIPT_REFUSES.match(str(error))
+    if script:
+        return (
+            f"{where} cannot be packed: it calls {script[1]}, a TorchScript function, which cannot be traced through; "
+            "call the plain Python function (without torch.jit.script or torch.jit.trace) instead"
+        )
     return (
         f"{where} cannot be packed: its forward {error if isinstance(error, TypeError) else repr(error)}. Packing runs "
         f"the model on one shape, here (N, {shape}), with unknown values, in eval mode; give another shape, change "

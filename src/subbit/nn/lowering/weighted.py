@@ -29,13 +29,15 @@ def conv(dims: int) -> Callable[..., Value]:
         dilation: Numbers = 1,
         groups: int = 1,
     ) -> Value:
-        return _convolution(b, input, b.weight_record(weight), bias, dims, stride, padding, dilation, groups)
+        record, name = b.weight_record(weight)
+        return _convolution(b, name, input, record, bias, dims, stride, padding, dilation, groups)
 
     return handler
 
 
 def linear(b: Builder, input: Value, weight: Any, bias: Tensor | None = None) -> Value:
-    return _linear(b, input, b.weight_record(weight), bias)
+    record, name = b.weight_record(weight)
+    return _linear(b, name, input, record, bias)
 
 
 def matmul(b: Builder, input: Any, other: Any) -> Value:
@@ -43,7 +45,8 @@ def matmul(b: Builder, input: Any, other: Any) -> Value:
         isinstance(input, Value) and isinstance(other, Tensor) and other.dim() == 2,
         "a product of two computed values has no packed form: supported is a value times a stored matrix",
     )
-    return _linear(b, input, b.weight_record(other.t()), None)
+    record, name = b.weight_record(other.t())
+    return _linear(b, name, input, record, None)
 
 
 def addmm(b: Builder, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Value:
@@ -72,7 +75,7 @@ def _like_layer(
 ) -> Value:
     """A weight of any kind with the geometry of `layer`."""
     if layer.kind == "linear":
-        return _linear(b, x, weight, bias, binary_input)
+        return _linear(b, b.name, x, weight, bias, binary_input)
     dims = len(layer.kernel_size)
     padding: Numbers | str = layer.padding
     if layer.padding_mode != "zeros":
@@ -80,7 +83,7 @@ def _like_layer(
         padding = 0
     shape = (weight.shape[0], *b.shape[1:])
     return _convolution(
-        b, x, weight, bias, dims, layer.stride, padding, layer.dilation, layer.groups, binary_input, shape
+        b, b.name, x, weight, bias, dims, layer.stride, padding, layer.dilation, layer.groups, binary_input, shape
     )
 
 
@@ -124,7 +127,7 @@ def batch_norm(
     shift = -b.numbers(running_mean, "running_mean").astype(np.float64) * scale
     if bias is not None:
         shift = shift + b.numbers(bias, "bias")
-    return b.affine(input, scale.astype(np.float32), shift.astype(np.float32))
+    return b.affine(input, scale.astype(np.float32), shift.astype(np.float32), b.owner(running_mean))
 
 
 def aten_batch_norm(
@@ -158,7 +161,7 @@ def layer_norm(
     flat = b.reshape(input, (*lead, prod(normalized_shape)))
     op = LayerNorm(
         inputs=(flat.id,),
-        name=b.name,
+        name=b.owner(weight),
         dim=len(lead),
         eps=eps,
         scale=b.vector(weight, "weight"),
@@ -182,7 +185,7 @@ def group_norm(
     normal = b.reshape(normal, input.shape)
     if weight is None and bias is None:
         return normal
-    return b.affine(normal, b.vector(weight, "weight"), b.vector(bias, "bias"))
+    return b.affine(normal, b.vector(weight, "weight"), b.vector(bias, "bias"), b.owner(weight))
 
 
 def instance_norm(
@@ -203,6 +206,7 @@ def instance_norm(
 
 def _convolution(
     b: Builder,
+    name: str,
     x: Value,
     weight: Weight,
     bias: Tensor | None,
@@ -217,7 +221,7 @@ def _convolution(
     b.require(x.rank == dims + 1, f"a Conv{dims}d of an input without a batch: supported are batches of (C, …) values")
     op = Conv(
         inputs=(x.id,),
-        name=b.name,
+        name=name,
         weight=weight,
         shift=b.vector(bias, "bias"),
         stride=plane(stride, dims, 1),
@@ -229,9 +233,9 @@ def _convolution(
     return b.emit(op, b.shape if shape is None else shape)
 
 
-def _linear(b: Builder, x: Value, weight: Weight, bias: Tensor | None, binary_input: bool = False) -> Value:
+def _linear(b: Builder, name: str, x: Value, weight: Weight, bias: Tensor | None, binary_input: bool = False) -> Value:
     shift: Float32 | None = b.vector(bias, "bias")
-    op = Linear(inputs=(x.id,), name=b.name, weight=weight, shift=shift, binary_input=binary_input)
+    op = Linear(inputs=(x.id,), name=name, weight=weight, shift=shift, binary_input=binary_input)
     return b.emit(op, (*x.shape[:-1], weight.shape[0]))
 
 
