@@ -108,8 +108,8 @@ def machine(result: Json) -> str:
     limits = result["cases"][0]["limits"]
     return (
         f"{about['cpu']}, kernels for {about['isa']}, one thread. Python {about['python']}, {versions}. One core "
-        f"reaches {limits['multiply_adds'] / 1e9:.0f} GMAC/s with fp32 multiply-adds and {limits['look_ups'] / 1e9:.0f} with "
-        "look-ups of ±1 sums.\n"
+        f"reaches {limits['multiply_adds'] / 1e9:.0f} GMAC/s with fp32 multiply-adds and "
+        f"{limits['look_ups'] / 1e9:.0f} with look-ups of ±1 sums.\n"
     )
 
 

@@ -143,7 +143,7 @@ def bench(
             result.settings.append(_measure([one for one, _ in agreeing], images(batch), count, seconds))
     if layers:
         progress("layers")
-        result.layers = layer_times(net, images(4), result.limits)
+        result.layers = layer_times(net, images(4), result.limits, seconds)
     return result
 
 
