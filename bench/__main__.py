@@ -21,17 +21,23 @@ def main() -> None:
     if unknown:
         parser.error(f"no network {unknown[0]!r}: choose from {', '.join(known)}")
     torch.set_num_threads(1)
-    if not arguments.tables:
-        result = inference.run_set(1.0 if arguments.quick else arguments.seconds, arguments.networks)
-        for name in ("ratios", "costs", "machine"):
-            print(tables.TABLES[name](result))
-        if arguments.quick or arguments.networks:
-            return
-        inference.save(result)
+    measured = [] if arguments.tables else inference.run_set(arguments.seconds, arguments.networks)
+    if arguments.quick:
+        show([*inference.run_set(1.0, arguments.networks)])
+        return
+    machine = inference.this_machine()
+    for case in measured:  # kept one by one: a set that is interrupted has not run in vain
+        show([case])
+        inference.save(inference.merged(inference.kept_result(), case, machine))
     result = tables.load_result()
     tables.PLOT.parent.mkdir(parents=True, exist_ok=True)
     tables.PLOT.write_text(plot.draw(result), encoding="utf-8")
     tables.update_documents(result)
+
+
+def show(cases: list[tables.Json]) -> None:
+    for name in ("ratios", "costs"):
+        print(tables.TABLES[name]({"cases": cases}), flush=True)
 
 
 if __name__ == "__main__":

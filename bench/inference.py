@@ -1,7 +1,8 @@
 """The standard set: packed VGG-16 and ResNet-18 beside the same networks in ONNX Runtime, in one process.
 
-    python -m bench            writes bench/results/inference.json, the plot, and the tables of the documents
-    python -m bench --quick    a second per network, writes nothing
+    python -m bench                     writes bench/results/inference.json, the plot, and the tables of the documents
+    python -m bench vgg16-1/2-1/8       measures one network anew and keeps the others
+    python -m bench --quick             a second per network, writes nothing
 
 Weights are random; BatchNorm has the statistics that a batch of random images gives, so that activations are of the
 size that they are in a trained network. Nothing that is timed here depends on the values of the weights.
@@ -214,21 +215,35 @@ def loading(data: bytes) -> dict[str, Any]:
         return {"load_seconds": statistics.median(taken), "resident_bytes": resident, "memory_bytes": net.memory}
 
 
-def run_set(seconds: float, names: list[str] | None = None) -> dict[str, Any]:
-    """The whole standard set, or the networks `names` of it."""
+def run_set(seconds: float, names: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The networks of the standard set, or those in `names`, one after the other."""
     slim = slim_rivals()
-    cases = [case for case in standard_set() if not names or case.name in names]
-    results = []
-    for case in cases:
+    for case in standard_set():
+        if names and case.name not in names:
+            continue
         print(f"{case.network} {case.label}", flush=True)
-        others = slim if case.name.startswith("vgg16-") and isinstance(case.method, SLBF) else []
-        results.append(run_case(case, seconds, others))
-    machine = describe_machine(subbit.load(packed_bytes(Case("slim", "VGG-16", lambda: slim_vgg16("1/4"), None))))
+        yield run_case(case, seconds, slim if case.network == "VGG-16" and isinstance(case.method, SLBF) else [])
+
+
+def merged(kept: dict[str, Any] | None, case: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
+    """The kept results with one network measured anew. Results of another machine or other versions are dropped."""
+    same = kept is not None and all(kept["machine"][key] == machine[key] for key in ("cpu", "isa", "versions"))
+    cases = {one["name"]: one for one in kept["cases"]} if kept is not None and same else {}
+    cases[case["name"]] = {"commit": machine["commit"], **case}
     return {
         "what": "seconds per call and times the packed network, one thread; median and quartiles over rounds",
-        "machine": machine,
-        "cases": results,
+        "machine": {key: value for key, value in machine.items() if key != "commit"},
+        "cases": [cases[one.name] for one in standard_set() if one.name in cases],
     }
+
+
+def this_machine() -> dict[str, Any]:
+    smallest = Case("smallest", "", lambda: nn.Sequential(nn.Conv2d(1, 1, 1)), None, (1, 4, 4))
+    return describe_machine(subbit.load(packed_bytes(smallest)))
+
+
+def kept_result() -> dict[str, Any] | None:
+    return json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else None
 
 
 def save(result: dict[str, Any]) -> None:

@@ -44,7 +44,8 @@ def draw(result: tables.Json, network: str = "VGG-16") -> str:
         axes.set_title(f"{network}, 32×32, batch 1, one thread")
         axes.set_xlabel("bytes of the file")
         axes.set_ylabel("milliseconds")
-        axes.legend(loc="upper left")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left")
         return as_svg(figure)
 
 
