@@ -82,7 +82,7 @@ SB_API const char *sb_op_kernel(const sb_model *model, size_t op); /* kernel of 
 SB_API size_t sb_label_count(const sb_model *model);
 SB_API const char *sb_label(const sb_model *model, size_t number); /* UTF-8; NULL out of range */
 
-/* How a picture becomes the input: resize to (height, width), scale to 0..1, subtract mean, divide by std. */
+/* How a picture becomes the input: cover (height, width) and cut out the centre, scale to 0..1, subtract mean, divide by std. */
 typedef struct sb_preprocessing {
     int32_t channels; /* 0: the file says nothing */
     int32_t height, width;

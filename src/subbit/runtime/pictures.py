@@ -13,7 +13,10 @@ _MODES = {1: "L", 3: "RGB"}  # Pillow's names by number of channels
 
 
 def read_picture(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Float32:
-    """A picture file as an input (C, H, W): turned upright, resized, scaled to 0..1, normalised."""
+    """A picture file as an input (C, H, W): upright, scaled to cover the size, its centre cut out, normalised.
+
+    The same as image folders get when a network is trained on them.
+    """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     channels = len(preprocessing.mean)
@@ -27,7 +30,7 @@ def read_picture(path: str | os.PathLike[str], preprocessing: Preprocessing) -> 
         raise InputError(f"{os.fspath(path)!r} is not a picture that Pillow can read") from error
     except OSError as error:
         raise InputError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from error
-    resized = upright.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = np.asarray(resized, dtype=np.float32).reshape(height, width, channels).transpose(2, 0, 1) / np.float32(255)
+    fitted = ImageOps.fit(upright, (width, height), method=Image.Resampling.BILINEAR)
+    pixels = np.asarray(fitted, dtype=np.float32).reshape(height, width, channels).transpose(2, 0, 1) / np.float32(255)
     mean, std = (np.array(v, np.float32).reshape(-1, 1, 1) for v in (preprocessing.mean, preprocessing.std))
     return np.ascontiguousarray((pixels - mean) / std, dtype=np.float32)
