@@ -320,7 +320,7 @@ class Softmax(Op):
 
 @dataclass(frozen=True, eq=False)
 class Preprocessing:
-    """How a picture becomes the input: cover `size` and cut out the centre, scale to 0..1, subtract mean, divide by std."""
+    """How a picture becomes the input: cover `size`, keep its centre, scale to 0..1, subtract mean, divide by std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
