@@ -29,6 +29,13 @@ def main() -> None:
     for case in measured:  # kept one by one: a set that is interrupted has not run in vain
         show([case])
         inference.save(inference.merged(inference.kept_result(), case, machine))
+        publish()
+    if arguments.tables:
+        publish()
+
+
+def publish() -> None:
+    """Plot and tables from the kept results."""
     result = tables.load_result()
     tables.PLOT.parent.mkdir(parents=True, exist_ok=True)
     tables.PLOT.write_text(plot.draw(result), encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from bench import plot, tables
-from bench.inference import RESULT
+from bench.inference import RESULT, merged, slim_vgg16
 from torch import nn
 
 import subbit
@@ -24,6 +25,7 @@ from subbit.cli import main
 from subbit.errors import ConfigError, InputError
 from subbit.format import decode, encode
 from subbit.methods import BWN, SLBF
+from subbit.models import vgg16
 from subbit.nn import reference
 from subbit.nn.pack import to_program
 from subbit.records import Float32, Program, Stacked
@@ -362,6 +364,15 @@ def invented_result() -> dict[str, Any]:
     return {"machine": machine, "cases": [case]}
 
 
+@pytest.mark.parametrize("width", ["1/2", "1/4"])
+def test_slim_networks_have_that_many_channels(width: str) -> None:
+    slim, whole = (
+        [m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)] for net in (slim_vgg16(width), vgg16())
+    )
+    assert [int(Fraction(width) * channels) for channels in whole] == slim
+    assert slim_vgg16(width).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+
+
 def test_tables_of_the_standard_set() -> None:
     result = invented_result()
     assert "| VGG-16 (1/2, 1/4) | 8.00 (8.00–8.00) |  | 2.00 (2.00–2.00) | 4.00 (4.00–4.00) |" in tables.ratios(result)
@@ -370,6 +381,19 @@ def test_tables_of_the_standard_set() -> None:
     assert "| ONNX Runtime, dense int8, width 1/4 | 0.50 |  | 1.00 MB |" in latency  # where subbit loses
     assert "| 2.0 | 2.00 MB | 1.90× |" in tables.costs(result)
     assert "60 GMAC/s" in tables.machine(result)
+
+
+def test_a_network_measured_anew_takes_the_place_of_the_old_one() -> None:
+    here = {"cpu": "a", "isa": "avx2", "versions": {}, "commit": "1"}
+    first = merged(None, {"name": "resnet18-224", "bytes": 1}, here)
+    both = merged(first, {"name": "vgg16-bwn", "bytes": 2}, here)
+    again = merged(both, {"name": "resnet18-224", "bytes": 3}, here | {"commit": "2"})
+    assert [(case["name"], case["bytes"], case["commit"]) for case in again["cases"]] == [
+        ("vgg16-bwn", 2, "1"),
+        ("resnet18-224", 3, "2"),
+    ]
+    elsewhere = merged(again, {"name": "vgg16-bwn", "bytes": 4}, here | {"cpu": "b"})
+    assert [(case["name"], case["bytes"]) for case in elsewhere["cases"]] == [("vgg16-bwn", 4)]
 
 
 def test_plot_shows_every_series_that_was_measured() -> None:
