@@ -7,6 +7,7 @@ fuzzer; another one has ThreadSanitizer. Both stay in `build/`, so that only wha
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -22,6 +23,7 @@ from subbit.format import encode
 from tests.core_cases import CASES, FUNCTIONS, everything, program
 from tests.hostile import cases
 from tests.hostile.files import flips, sealed_flips, sealed_truncations, truncations
+from tests.hostile.networks import Networks
 
 ROOT = Path(__file__).parents[1]
 ROWS = ("portable", "sse2", "avx2", "avx512", "neon")  # one that this machine lacks says so
@@ -42,8 +44,10 @@ def tool(name: str) -> str | None:
     return shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
-def run(*command: str | Path, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, seconds: float = 300, kernel: str = "") -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUBBIT_")} | OPTIONS
+    if kernel:
+        environment["SUBBIT_KERNEL"] = kernel
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=seconds)
 
 
@@ -84,12 +88,12 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.skip("no compiler with AddressSanitizer")
 
 
-def statuses(checked: Path, folder: Path, files: Iterable[bytes], row: str = "") -> list[str]:
+def statuses(checked: Path, folder: Path, files: Iterable[bytes], row: str = "", kernel: str = "") -> list[str]:
     """What the driver says about each file, in a process in which every wrong access is fatal."""
     files = list(files)
     archive = folder / "archive"
     archive.write_bytes(b"".join(struct.pack("<I", len(data)) + data for data in files))
-    result = run(checked / "driver", archive, *([row] if row else []))
+    result = run(checked / "driver", archive, *([row] if row else []), kernel=kernel)
     assert result.returncode == 0, result.stderr[-6000:]
     lines = [line.split("\t") for line in result.stdout.splitlines()]
     assert len(lines) == len(files)
@@ -110,6 +114,25 @@ def test_sound_networks_run(checked: Path, tmp_path: Path, row: str) -> None:
     if answers == {"isa"} and row != "portable":
         pytest.skip(f"no {row} on this machine")
     assert answers == {"ok"}
+
+
+# every convolution that a kernel can do is done by it, whatever it costs; in the core, names are beside `cost`
+KERNELS = ("portable", "portable xnor", "direct", "fma", "lanes", "linear", "popcount", "table", "xnor")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_stay_inside_their_buffers(checked: Path, tmp_path: Path, kernel: str) -> None:
+    files = list(Networks(seed=KERNELS.index(kernel)).files(400))
+    for row in ("", "avx2", "sse2"):
+        answers = set(statuses(checked, tmp_path, files, row, kernel))
+        assert answers == {"ok"} or (row and answers == {"isa"})
+
+
+def test_every_kernel_is_tried() -> None:
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "csrc" / "kernels").glob("*.[ch]"))
+    named = re.findall(r"static const sb_conv_kernel \w+ = \{\s*(?:\.name = )?\"([^\"]+)\"", sources)
+    named += re.findall(r"^const sb_conv_kernel \w+ = \{\s*\.name = \"([^\"]+)\"", sources, re.MULTILINE)
+    assert set(named) == set(KERNELS)
 
 
 # ------------------------------------------------------------------------------------------ hostile files

@@ -38,6 +38,7 @@ int main(int count, char **arguments) {
         const exercise how = {.isa = count > 2 ? arguments[2] : NULL, .max_work = 1e7};
         const sb_status status = sb_exercise(bytes, size, &how);
         printf("%s\t%zu\n", sb_status_name(status), peak);
+        fflush(stdout);
         free(bytes);
     }
     fclose(archive);
