@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from subbit.accounting import FLOAT_BITS, STORAGE_BITS, Bits, Operations, operations
 from subbit.errors import ConfigError, FormatError, MissingDependency, ModelError
-from subbit.records import Conv, Dense, Linear, Program, Shape, Storage
+from subbit.records import Conv, Dense, Linear, Preprocessing, Program, Shape, Storage
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -154,14 +154,20 @@ def inspect(
     input_shape: Sequence[int] | None = None,
     *,
     storage: Storage = "f16",
+    labels: Sequence[str] = (),
+    preprocessing: Preprocessing | None = None,
+    output: str | int | None = None,
 ) -> Report:
     """What a model, or a `.sbit` file, costs.
 
         print(subbit.inspect(model, (3, 32, 32)))       # a batch dimension in front is fine, too
         print(subbit.inspect("net.sbit"))               # without torch
 
-    The model is not changed: a copy of it runs once on zeros to count operations. `storage` is that of `pack`.
+    The model is not changed: a copy of it runs once on zeros to count operations. `storage`, `labels`,
+    `preprocessing` and `output` are those of `pack`; with the same ones the report has the size of the file.
     """
+    if isinstance(model, Program | str | os.PathLike) and (labels or preprocessing or output is not None):
+        raise ConfigError("labels, preprocessing and output are for models: a packed network already has its own")
     if storage not in STORAGE_BITS:
         raise ConfigError(f"storage={storage!r}: choose one of {', '.join(map(repr, STORAGE_BITS))}")
     if isinstance(model, Program):
@@ -182,7 +188,7 @@ def inspect(
         raise ModelError(f"inspect takes a torch.nn.Module or the path of a .sbit file, got {type(model).__name__}")
     if input_shape is None:
         raise ConfigError("inspect needs the shape of one input for a model, for example inspect(model, (3, 32, 32))")
-    return measure(model, input_shape, storage)
+    return measure(model, input_shape, storage, labels, preprocessing, output)
 
 
 def inspect_file(path: Path) -> Report:

@@ -23,14 +23,21 @@ from subbit.methods.base import CompressedLayer
 from subbit.nn.compress import Decision, check_values, conversion_of, find_layers
 from subbit.nn.order import TRANSPOSED, replica
 from subbit.nn.rules import Layer
-from subbit.records import Dense, Linear, Shape, Storage, Weight, fold_scales
+from subbit.records import Dense, Linear, Preprocessing, Program, Shape, Storage, Weight, fold_scales
 
 _TRANSPOSED_FUNCTIONS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _WEIGHTED_FUNCTIONS = (F.conv1d, F.conv2d, F.conv3d, *_TRANSPOSED_FUNCTIONS, F.linear)
 _BATCH_STATISTICS = ("running_mean", "running_var")
 
 
-def measure(model: nn.Module, input_shape: Sequence[int], storage: Storage = "f16") -> Report:
+def measure(
+    model: nn.Module,
+    input_shape: Sequence[int],
+    storage: Storage = "f16",
+    labels: Sequence[str] = (),
+    preprocessing: Preprocessing | None = None,
+    output: str | int | None = None,
+) -> Report:
     """The report of `model` for one input of `input_shape`, with or without a batch dimension in front."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("a ScriptModule cannot be inspected: pass the model it was scripted or traced from")
@@ -45,7 +52,8 @@ def measure(model: nn.Module, input_shape: Sequence[int], storage: Storage = "f1
         rows = [_layer(layer, positions, decisions, storage) for layer in layers]
         others = _others(model, layers, positions, storage)
         try:
-            overhead, rows, others, memory = _packed(model, example, storage, layers, rows, others)
+            program = _program(model, example, storage, labels, preprocessing, output)
+            overhead, rows, others, memory = _packed(program, layers, rows, others)
             pack_error = ""
         except PackError as error:
             overhead = -sum(row.stored_bits for row in [*rows, *others]) % 8  # up to a whole byte
@@ -290,19 +298,18 @@ def _decisions(model: nn.Module) -> tuple[dict[str, Decision], tuple[str, ...]]:
 # ------------------------------------------------------------------------------------------------- packed form
 
 
+def _program(model: nn.Module, example: Tensor, *arguments: Any) -> Program:
+    from subbit.nn.pack import to_program
+
+    return to_program(replica(model), example, *arguments)
+
+
 def _packed(
-    model: nn.Module,
-    example: Tensor,
-    storage: Storage,
-    layers: list[Layer],
-    rows: list[LayerReport],
-    others: list[OtherReport],
+    program: Program, layers: list[Layer], rows: list[LayerReport], others: list[OtherReport]
 ) -> tuple[int, list[LayerReport], list[OtherReport], int | None]:
     """Overhead, rows with the bits that the encoded file has for them, and memory to run it."""
     from subbit.format import encode, sizes
-    from subbit.nn.pack import to_program
 
-    program = to_program(replica(model), example, storage=storage)
     size = sizes(program)
     stored = stored_by_name(program, size)
     rows = [

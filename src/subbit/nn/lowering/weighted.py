@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subbit.methods.base import CompressedLayer
 from subbit.nn.lowering.builder import Builder, Float32, Value
-from subbit.records import Activation, Conv, Dense, LayerNorm, Linear, Mean, Shape, Weight
+from subbit.records import Activation, Conv, Dense, LayerNorm, Linear, Mean, Pool, Shape, Weight
 
 Numbers = int | Sequence[int]
 
@@ -94,14 +94,27 @@ def _input_scale(b: Builder, layer: CompressedLayer, x: Value) -> Value:
         mean = Mean(inputs=(size.id,), dims=(x.rank - 1,), keepdim=True)
         return b.emit(mean, (*x.shape[:-1], 1))
     groups, place = layer.groups, x.shape[1:]
-    rows = b.reshape(size, (groups, x.shape[0] // groups, *place))
-    mean_size = b.emit(Mean(inputs=(rows.id,), dims=(1,)), (groups, *place))
-    box = np.full((groups, 1, *layer.kernel_size), 1 / prod(layer.kernel_size), np.float32)
-    scale = _like_layer(b, layer, mean_size, Dense(box), None, binary_input=False)
     if groups == 1:
-        return scale
+        return _box_average(b, layer, b.emit(Mean(inputs=(size.id,), dims=(0,), keepdim=True), (1, *place)))
+    rows = b.reshape(size, (groups, x.shape[0] // groups, *place))
+    scale = _box_average(b, layer, b.emit(Mean(inputs=(rows.id,), dims=(1,)), (groups, *place)))
     repeated = b.concat([b.reshape(scale, (groups, 1, *scale.shape[1:]))] * (layer.out_channels // groups), 1)
     return b.reshape(repeated, (layer.out_channels, *scale.shape[1:]))
+
+
+def _box_average(b: Builder, layer: CompressedLayer, x: Value) -> Value:
+    """The average under the kernel of `layer`, wherever it is applied: an average pooling, if there is one like it."""
+    top, bottom, left, right = sides = _sides(layer.padding, layer.kernel_size, layer.dilation)
+    dims = len(layer.kernel_size)
+    kernel, stride = plane(layer.kernel_size, dims, 1), plane(layer.stride, dims, 1)
+    if kernel == stride == (1, 1) and not any(sides):
+        return x
+    is_pooling = (top, left) == (bottom, right) and 2 * top <= kernel[0] and 2 * left <= kernel[1]
+    if is_pooling and set(layer.dilation) == {1} and layer.padding_mode == "zeros":
+        pool = Pool(inputs=(x.id,), kind="avg", kernel=kernel, stride=stride, padding=(top, left))
+        return b.emit(pool, (x.shape[0], *b.shape[1:]))
+    box = np.full((x.shape[0], 1, *layer.kernel_size), 1 / prod(layer.kernel_size), np.float32)
+    return _like_layer(b, layer, x, Dense(box), None, binary_input=False)
 
 
 def batch_norm(
