@@ -79,15 +79,12 @@ def pack_and_compare(job: Job, run: Run, path: Path, digits: DataSet) -> Packed:
 
     import subbit
     from subbit.nn.pack import to_program
-    from subbit.records import Preprocessing
     from subbit.train.batches import plain_batches
 
-    height, width = run.shape[1:]
-    preprocessing = Preprocessing(tuple(run.mean.tolist()), tuple(run.std.tolist()), (height, width))
     example = torch.zeros(1, *run.shape)
-    program = to_program(run.model, example, labels=run.classes, preprocessing=preprocessing)
+    program = to_program(run.model, example, labels=run.classes, preprocessing=run.preprocessing)
     report = subbit.inspect(run.model, run.shape)
-    subbit.pack(run.model, path, example=example, labels=run.classes, preprocessing=preprocessing)
+    subbit.pack(run.model, path, example=example, labels=run.classes, preprocessing=run.preprocessing)
     batches = [images for images, _ in plain_batches(digits, digits.test)]
 
     threads = torch.get_num_threads()

@@ -25,21 +25,16 @@ def command(
         raise ConfigError(f"--storage {storage}: choose from {', '.join(STORAGES)}")
     from subbit.inspection import inspect
     from subbit.nn.pack import pack
-    from subbit.records import Preprocessing
     from subbit.train import open_run
 
     trained: Any = open_run(run)
-    _, height, width = trained.shape
-    preprocessing = Preprocessing(
-        mean=tuple(map(float, trained.mean)), std=tuple(map(float, trained.std)), size=(height, width)
-    )
     result = pack(
         trained.model,
         output,
         example=trained.shape,
         storage=storage,  # type: ignore[arg-type]  # checked above
         labels=trained.classes,
-        preprocessing=preprocessing,
+        preprocessing=trained.preprocessing,
     )
     dense = inspect(trained.model, trained.shape).dense_bytes
     typer.echo(f"{result.path}: {result.bytes:,} bytes, {dense / result.bytes:.1f}× smaller than {dense:,} in fp32")

@@ -114,7 +114,7 @@ def describe(job: Job, folder: Path, result: Result) -> Entry:
     from subbit.train import open_run
 
     run = open_run(folder)
-    report = inspect(run.model, run.shape)
+    report = inspect(run.model, run.shape, labels=run.classes, preprocessing=run.preprocessing)
     usage = filter_usage(run.model)
     split, curve = _curve(result)
     machine = _environment(folder)

@@ -21,6 +21,7 @@ from subbit.methods.base import Method
 from subbit.methods.slbf import SLBF, SLBFLayer
 from subbit.models import MODELS
 from subbit.nn.compress import compress
+from subbit.records import Preprocessing
 from subbit.train import checkpoint
 from subbit.train.settings import Settings
 
@@ -39,6 +40,11 @@ class Run:
     shape: tuple[int, int, int]  # of one image
     mean: NDArray[np.float32]
     std: NDArray[np.float32]
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How a picture becomes an input, as it goes into a packed file."""
+        return Preprocessing(tuple(self.mean.tolist()), tuple(self.std.tolist()), self.shape[1:])
 
 
 def method_of(settings: Settings) -> Method | None:
