@@ -12,7 +12,8 @@ from bench import tables
 from subbit.experiments.figures import PALETTE, STYLE, as_svg, byte_axis
 
 SERIES = {
-    tables.PACKED: ("subbit, packed", "o"),
+    tables.PACKED: ("subbit, shared filters", "o"),
+    "bwn": ("subbit, BWN", "v"),
     tables.DENSE: ("ONNX Runtime, dense fp32", "s"),
     tables.DENSE_INT8: ("ONNX Runtime, dense int8", "D"),
     tables.STACKED: ("ONNX Runtime, stacked fp32", "^"),
@@ -28,7 +29,7 @@ def draw(result: tables.Json, network: str = "VGG-16") -> str:
         contestants = tables.setting(case, 1) if case["network"] == network else None
         stored = {one["name"]: one["bytes"] for one in case["contestants"]}
         for name, measured in (contestants or {}).items():
-            if (series := _series(name)) is not None:
+            if (series := _series(name, case["label"])) is not None:
                 points[series].append((stored[name], 1e3 * measured["seconds"]["median"]))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
@@ -36,8 +37,10 @@ def draw(result: tables.Json, network: str = "VGG-16") -> str:
         for color, (name, (label, marker)) in zip(PALETTE[1:], SERIES.items(), strict=False):
             places = _fewer(points[name]) if name != tables.PACKED else sorted(points[name])
             if places:
-                line = "-" if name in (tables.PACKED, tables.STACKED) else ""
-                axes.plot(*zip(*places, strict=True), line, marker=marker, color=color, label=label, markersize=7)
+                line = "-" if name in (tables.PACKED, tables.STACKED) else "none"
+                axes.plot(
+                    *zip(*places, strict=True), linestyle=line, marker=marker, color=color, label=label, markersize=7
+                )
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         byte_axis(axes)
@@ -49,7 +52,9 @@ def draw(result: tables.Json, network: str = "VGG-16") -> str:
         return as_svg(figure)
 
 
-def _series(name: str) -> str | None:
+def _series(name: str, label: str) -> str | None:
+    if name == tables.PACKED and label == "BWN":
+        return "bwn"
     if name.startswith("onnxruntime width"):
         return f"slim {name.rsplit(' ', 1)[1]}"
     return name if name in SERIES else None
