@@ -33,9 +33,9 @@ static sb_status open_model(sb_model *model, const void *bytes, size_t size, con
     if (!status) status = sb_parse(bytes, size, &model->heap, &model->program, error);
     if (!status) status = apply_options(&model->program, options, error);
     if (!status) status = sb_plan_program(&model->program, &model->kernels, &model->heap, &model->plan, error);
-    if (!status && model->heap.limit && sb_memory(model) > model->heap.limit)
+    if (!status && options && options->max_memory && sb_memory(model) > options->max_memory)
         status = sb_fail(error, SB_ERROR_LIMIT, -1, "%llu bytes of memory are needed, %llu allowed",
-                         (unsigned long long)sb_memory(model), (unsigned long long)model->heap.limit);
+                         (unsigned long long)sb_memory(model), (unsigned long long)options->max_memory);
     return status;
 }
 
@@ -45,7 +45,9 @@ sb_status sb_open(const void *bytes, size_t size, const sb_options *options, sb_
     *model = NULL;
     sb_model *opened = calloc(1, sizeof *opened);
     if (!opened) return sb_fail(error, SB_ERROR_MEMORY, -1, "no memory");
-    if (options) opened->heap.limit = options->max_memory;
+    opened->heap.limit = SB_OPEN_FIXED + SB_OPEN_PER_BYTE * (uint64_t)size;
+    if (options && options->max_memory && options->max_memory < opened->heap.limit)
+        opened->heap.limit = options->max_memory;
     const sb_status status = open_model(opened, bytes, size, options, error);
     if (status)
         sb_close(opened);

@@ -26,6 +26,9 @@
 #define SB_MIN_FACTOR 0x1p-24 /* of an upsampling */
 #define SB_MAX_FACTOR 0x1p24
 #define SB_MAX_ARENA ((uint64_t)1 << (sizeof(size_t) > 4 ? 32 : 31))
+/* Opening may allocate SB_OPEN_FIXED + SB_OPEN_PER_BYTE * size of the file: a small file never asks for much. */
+#define SB_OPEN_FIXED ((uint64_t)256 << 20)
+#define SB_OPEN_PER_BYTE 256
 
 /* ------------------------------------------------------------------------------------------------ errors */
 

@@ -57,7 +57,7 @@ typedef struct sb_error {
 typedef struct sb_options {
     int32_t input_rank;                /* 0: the input shape of the file; otherwise its rank */
     int32_t input_shape[SB_MAX_RANK];  /* another input shape, without batch */
-    uint64_t max_memory;               /* bytes of sb_memory; 0: SB_MAX_ARENA and whatever malloc gives */
+    uint64_t max_memory;               /* bytes of sb_memory; 0: the limits of docs/format.md */
     const char *isa;                   /* "portable", "avx2", ...; NULL: $SUBBIT_ISA, or the best of this machine */
 } sb_options;
 
