@@ -111,6 +111,13 @@ class Stacked:
             w = w * self.scale.reshape(*self.scale.shape, *[1] * (w.ndim - 2))
         return np.ascontiguousarray(w.reshape(self.shape))
 
+    def merge_matrix(self) -> Float32:
+        """P, (c_out, k·m): how the results of all filters over all blocks mix to one of each output filter."""
+        matrix = np.zeros((*self.index.shape, self.filters), dtype=np.float32)
+        scale = np.ones(self.index.shape, np.float32) if self.scale is None else self.scale
+        np.put_along_axis(matrix, self.index[:, :, None], scale[:, :, None], axis=2)
+        return matrix.reshape(len(matrix), -1)
+
     def compact(self) -> Stacked:
         """The same weight without the filters that no block uses."""
         used, index = np.unique(self.index, return_inverse=True)

@@ -69,10 +69,7 @@ def _shared_weights(op: Conv | Linear) -> tuple[Float32 | None, ...]:
     """The bank, the matrix P times the channel scale (c_out, k·m), and the shift."""
     stack = op.weight
     assert isinstance(stack, Stacked)
-    merge = np.zeros((*stack.index.shape, stack.filters), dtype=np.float32)
-    scale = np.ones(stack.index.shape, np.float32) if stack.scale is None else stack.scale
-    np.put_along_axis(merge, stack.index[:, :, None], scale[:, :, None], axis=2)
-    merged = _channel_scaled(op, merge.reshape(len(merge), -1))
+    merged = _channel_scaled(op, stack.merge_matrix())
     if isinstance(op, Linear):
         return _contiguous(stack.bank), merged, op.shift
     return _contiguous(np.tile(stack.bank, (op.groups * stack.blocks, 1, 1, 1))), merged[:, :, None, None], op.shift

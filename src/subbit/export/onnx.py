@@ -183,10 +183,7 @@ def _merge_matrix(op: records.Conv | records.Linear) -> NDArray[np.float32]:
     """P times the channel scale, (c_out, k·m)."""
     weight = op.weight
     assert isinstance(weight, Stacked)
-    matrix = np.zeros((*weight.index.shape, weight.filters), dtype=np.float32)
-    scale = np.ones(weight.index.shape, np.float32) if weight.scale is None else weight.scale
-    np.put_along_axis(matrix, weight.index[:, :, None], scale[:, :, None], axis=2)
-    return _channel_scaled(op, matrix.reshape(len(matrix), -1))
+    return _channel_scaled(op, weight.merge_matrix())
 
 
 def _stacked(graph: _Graph, op: records.Conv | records.Linear, x: str) -> str:
