@@ -250,10 +250,10 @@ def test_a_document_that_is_no_text_is_a_plain_error(tmp_path: Path, capsys: pyt
     assert "not a text file" in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_readme_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md"])
+def test_tables_in_documents_are_up_to_date(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    if "subbit:table" not in text:
-        pytest.skip("README.md has no generated tables")
-    fresh = replace_tables(text, lambda name: build_table(load_spec(EXPERIMENTS / f"{name}.toml")), "README.md")
-    assert fresh == text, "run: subbit report --update README.md"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert "subbit:table" in text
+    fresh = replace_tables(text, lambda name: build_table(load_spec(EXPERIMENTS / f"{name}.toml")), page)
+    assert fresh == text, f"run: subbit report --update {page}"
