@@ -55,11 +55,13 @@ class Case:
     method: Method | None
     input_shape: tuple[int, int, int] = (3, 32, 32)
     batches: tuple[int, ...] = (1, 32)
+    convolutions_only: bool = False  # linear layers stay dense, as in the paper
 
     @property
     def label(self) -> str:
         if isinstance(self.method, SLBF):
-            return f"({self.method.f1}, {self.method.f2})"
+            kept = ", linear layers dense" if self.convolutions_only else ""
+            return f"({self.method.f1}, {self.method.f2}){kept}"
         return "dense" if self.method is None else type(self.method).__name__
 
 
@@ -94,6 +96,7 @@ def standard_set() -> Iterator[Case]:
     """VGG-16 has 13 convolutions; the first of them and the last linear layer stay dense, as `compress` does it."""
     for f1, f2 in SHARES:
         yield Case(f"vgg16-{f1}-{f2}", "VGG-16", vgg16, SLBF(f1=f1, f2=f2))
+    yield Case("vgg16-convolutions", "VGG-16", vgg16, SLBF(f1="1/2", f2="1/8"), convolutions_only=True)
     for f1, f2 in SHARES:
         yield Case(f"resnet18-{f1}-{f2}", "ResNet-18", resnet18, SLBF(f1=f1, f2=f2))
     yield Case("vgg16-bwn", "VGG-16", vgg16, BWN(), batches=(1,))
@@ -107,7 +110,7 @@ def packed_bytes(case: Case) -> bytes:
     torch.manual_seed(0)
     model = case.make()
     if case.method is not None:
-        model = subbit.compress(model, case.method)
+        model = subbit.compress(model, case.method, keep=[nn.Linear] if case.convolutions_only else [])
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = None  # the plain mean over batches

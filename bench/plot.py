@@ -13,6 +13,7 @@ from subbit.experiments.figures import PALETTE, STYLE, as_svg, byte_axis
 
 SERIES = {
     tables.PACKED: ("subbit, shared filters", "o"),
+    "kept": ("subbit, shared filters, linear layers dense", "*"),
     "bwn": ("subbit, BWN", "v"),
     tables.DENSE: ("ONNX Runtime, dense fp32", "s"),
     tables.DENSE_INT8: ("ONNX Runtime, dense int8", "D"),
@@ -53,8 +54,8 @@ def draw(result: tables.Json, network: str = "VGG-16") -> str:
 
 
 def _series(name: str, label: str) -> str | None:
-    if name == tables.PACKED and label == "BWN":
-        return "bwn"
+    if name == tables.PACKED and not label.endswith(")"):
+        return "bwn" if label == "BWN" else "kept"
     if name.startswith("onnxruntime width"):
         return f"slim {name.rsplit(' ', 1)[1]}"
     return name if name in SERIES else None

@@ -106,10 +106,13 @@ def machine(result: Json) -> str:
     about = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     limits = result["cases"][0]["limits"]
+    rounds = [one["rounds"] for case in result["cases"] for one in case["settings"]]
     return (
         f"{about['cpu']}, kernels for {about['isa']}, one thread. Python {about['python']}, {versions}. One core "
         f"reaches {limits['multiply_adds'] / 1e9:.0f} GMAC/s with fp32 multiply-adds and "
-        f"{limits['look_ups'] / 1e9:.0f} with look-ups of ±1 sums.\n"
+        f"{limits['look_ups'] / 1e9:.0f} with look-ups of ±1 sums. "
+        f"{min(rounds)} to {max(rounds)} rounds; on a busy machine, or with few rounds, runs differ from each other by more "
+        "than the quartiles within one.\n"
     )
 
 

@@ -357,7 +357,7 @@ def invented_result() -> dict[str, Any]:
         "resident_bytes": 2 * 10**6, "two_threads": 1.9, "limits": {"multiply_adds": 6e10, "look_ups": 2.4e11},
         "contestants": [{"name": name, "bytes": size} for name, size in stored.items()],
         "settings": [
-            {"batch": 1, "threads": 1, "contestants": {name: times(value, 1e-3) for name, value in seconds.items()}}
+            {"batch": 1, "threads": 1, "rounds": 7, "contestants": {name: times(value, 1e-3) for name, value in seconds.items()}}
         ],
     }  # fmt: skip
     machine = {"cpu": "a CPU", "isa": "avx512", "python": "3.12", "versions": {"onnxruntime": "1.2"}}
@@ -381,6 +381,7 @@ def test_tables_of_the_standard_set() -> None:
     assert "| ONNX Runtime, dense int8, width 1/4 | 0.50 |  | 1.00 MB |" in latency  # where subbit loses
     assert "| 2.0 | 2.00 MB | 1.90× |" in tables.costs(result)
     assert "60 GMAC/s" in tables.machine(result)
+    assert "7 to 7 rounds" in tables.machine(result)
 
 
 def test_a_network_measured_anew_takes_the_place_of_the_old_one() -> None:
