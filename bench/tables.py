@@ -111,8 +111,8 @@ def machine(result: Json) -> str:
         f"{about['cpu']}, kernels for {about['isa']}, one thread. Python {about['python']}, {versions}. One core "
         f"reaches {limits['multiply_adds'] / 1e9:.0f} GMAC/s with fp32 multiply-adds and "
         f"{limits['look_ups'] / 1e9:.0f} with look-ups of ±1 sums. "
-        f"{min(rounds)} to {max(rounds)} rounds; on a busy machine, or with few rounds, runs differ from each other by more "
-        "than the quartiles within one.\n"
+        f"{min(rounds)} to {max(rounds)} rounds; on a busy machine, or with few rounds, runs differ from "
+        "each other by more than the quartiles within one.\n"
     )
 
 

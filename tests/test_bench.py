@@ -357,7 +357,10 @@ def invented_result() -> dict[str, Any]:
         "resident_bytes": 2 * 10**6, "two_threads": 1.9, "limits": {"multiply_adds": 6e10, "look_ups": 2.4e11},
         "contestants": [{"name": name, "bytes": size} for name, size in stored.items()],
         "settings": [
-            {"batch": 1, "threads": 1, "rounds": 7, "contestants": {name: times(value, 1e-3) for name, value in seconds.items()}}
+            {
+                "batch": 1, "threads": 1, "rounds": 7,
+                "contestants": {name: times(value, 1e-3) for name, value in seconds.items()},
+            }
         ],
     }  # fmt: skip
     machine = {"cpu": "a CPU", "isa": "avx512", "python": "3.12", "versions": {"onnxruntime": "1.2"}}
