@@ -22,6 +22,7 @@
 #define SB_FAST_STRIDE 16
 #define SB_FAST_DILATION 32
 #define SB_FAST_PADDING 4096
+#define SB_FAST_SPAN (1 << 28) /* rows under the taps of an output row, times their width, times both strides */
 
 /* Element-wise functions, numbered as in the file; SB_NONE is the identity. */
 typedef enum sb_function_kind {

@@ -57,10 +57,13 @@ static void consider(const sb_conv_kernel *const *list, sb_conv *conv, double *c
 
 /* The portable row takes every geometry that the format allows; the others count in ints and look at SB_FAST_* sizes. */
 static bool has_ordinary_geometry(const sb_conv *conv) {
+    const int64_t rows = (int64_t)(conv->weight.kernel_h - 1) * conv->dilation_h + 1;
+    const int64_t columns = (int64_t)(conv->weight.kernel_w - 1) * conv->dilation_w + conv->out_width;
     return conv->weight.kernel_h <= SB_FAST_KERNEL && conv->weight.kernel_w <= SB_FAST_KERNEL &&
            conv->stride_h <= SB_FAST_STRIDE && conv->stride_w <= SB_FAST_STRIDE &&
            conv->dilation_h <= SB_FAST_DILATION && conv->dilation_w <= SB_FAST_DILATION &&
-           conv->pad_top <= SB_FAST_PADDING && conv->pad_left <= SB_FAST_PADDING;
+           conv->pad_top <= SB_FAST_PADDING && conv->pad_left <= SB_FAST_PADDING &&
+           rows * columns * conv->stride_h * conv->stride_w <= SB_FAST_SPAN;
 }
 
 static sb_status choose_kernel(planner *p, int32_t number, sb_conv *conv) {
