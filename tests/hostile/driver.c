@@ -1,7 +1,7 @@
 /* Opens and runs every file of an archive (length as 4 bytes, then the bytes, and so on) and prints a line for each:
  * the name of the status, and the most memory that the core held at any moment, in bytes.
  *
- *     driver archive [instruction set]
+ *     driver archive [instruction set, "" for the best [nanoseconds that a run may take, 0 to open only]]
  */
 #include "exercise.h"
 
@@ -35,7 +35,8 @@ int main(int count, char **arguments) {
         uint8_t *bytes = malloc(size); /* of this size exactly, so that a read behind the end is seen */
         if (!bytes || fread(bytes, 1, size, archive) != size) return fprintf(stderr, "a damaged archive\n"), 2;
         held = peak = 0;
-        const exercise how = {.isa = count > 2 ? arguments[2] : NULL, .max_work = 1e7};
+        const exercise how = {.isa = count > 2 && *arguments[2] ? arguments[2] : NULL,
+                              .max_work = count > 3 ? atof(arguments[3]) : 1e7};
         const sb_status status = sb_exercise(bytes, size, &how);
         printf("%s\t%zu\n", sb_status_name(status), peak);
         fflush(stdout);

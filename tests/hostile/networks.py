@@ -64,6 +64,29 @@ class Networks:
         )  # fmt: skip
         return r.Program((groups * channels, height, width), (op, r.Activation(inputs=(1,), function="relu6")))
 
+    def huge_files(self, count: int) -> Iterator[bytes]:
+        """Geometries up to the limits of the format, most of them too large to run: only their plans are made."""
+        for _ in range(count):
+            yield encode(self.huge())
+
+    def huge(self) -> r.Program:
+        kernel = self.pick(1, 3, 64, 128), self.pick(1, 3, 64)
+        reach = [self.pick(1, 1, 2, 32, 33), self.pick(1, 1, 32, 33)]  # dilations
+        stride = self.pair(1, 1, 2, 16, 17)
+        rest = self.pick(0, 1, 7), self.pick(0, 1, 7)  # what padding leaves beyond one window
+        padding = [max(0, reach[i] * (kernel[i] - 1) + rest[i]) // 2 for i in range(2)]
+        groups = self.pick(1, 1, 2, 2**12)
+        channels, out = self.pick(1, 3, 16), groups * self.pick(1, 3)
+        room = 2**28 // max(groups * channels, out)  # elements of a plane
+        width = min(self.pick(1, 7, 2**12, 2**20, 2**24), room)
+        height = min(self.pick(1, 7, 2**12, 2**24), room // width)
+        weight = self.weight(out, channels, *kernel) if groups < 3 else r.Binary(self.signs(out, channels, 1, 1))
+        op = r.Conv(
+            inputs=(0,), weight=weight, stride=stride, padding=(padding[0],) * 2 + (padding[1],) * 2,
+            dilation=(reach[0], reach[1]), groups=groups, binary_input=bool(self.pick(0, 1)),
+        )  # fmt: skip
+        return r.Program((groups * channels, height, width), (op,))
+
     def linear(self) -> r.Program:
         features, rows = self.pick(1, 3, 4, 15, 16, 17, 64, 65, 130), self.pick(1, 1, 2, 5, 16, 17)
         weight = self.weight(self.pick(1, 2, 5, 16, 17, 40), features)
