@@ -88,12 +88,14 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.skip("no compiler with AddressSanitizer")
 
 
-def statuses(checked: Path, folder: Path, files: Iterable[bytes], row: str = "", kernel: str = "") -> list[str]:
+def statuses(
+    checked: Path, folder: Path, files: Iterable[bytes], row: str = "", kernel: str = "", work: float = 1e7
+) -> list[str]:
     """What the driver says about each file, in a process in which every wrong access is fatal."""
     files = list(files)
     archive = folder / "archive"
     archive.write_bytes(b"".join(struct.pack("<I", len(data)) + data for data in files))
-    result = run(checked / "driver", archive, *([row] if row else []), kernel=kernel)
+    result = run(checked / "driver", archive, row, str(work), kernel=kernel)
     assert result.returncode == 0, result.stderr[-6000:]
     lines = [line.split("\t") for line in result.stdout.splitlines()]
     assert len(lines) == len(files)
@@ -126,6 +128,12 @@ def test_kernels_stay_inside_their_buffers(checked: Path, tmp_path: Path, kernel
     for row in ("", "avx2", "sse2"):
         answers = set(statuses(checked, tmp_path, files, row, kernel))
         assert answers == {"ok"} or (row and answers == {"isa"})
+
+
+@pytest.mark.parametrize("row", ["portable", "sse2", "avx2", ""])
+def test_geometries_up_to_the_limits(checked: Path, tmp_path: Path, row: str) -> None:
+    answers = statuses(checked, tmp_path, Networks(seed=1).huge_files(400), row, work=0)  # opened, not run
+    assert {"ok", "limit", "shape"} == set(answers) or (row and set(answers) == {"isa"})
 
 
 def test_every_kernel_is_tried() -> None:
