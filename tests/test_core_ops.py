@@ -14,6 +14,7 @@ import subbit
 from subbit import records as r
 from subbit.format import decode, encode
 from subbit.nn.reference import run
+from subbit.shapes import value_shapes
 from tests.core_cases import CASES, FUNCTIONS, conv, program, reals, signs, stacked
 
 ROWS = ("portable", None)  # the readable kernels, and the best that this machine has
@@ -28,6 +29,7 @@ def check(network: r.Program, x: np.ndarray[Any, Any] | None = None, tolerance: 
     expected = run(decode(data), torch.from_numpy(x))
     for isa in ROWS:
         net = subbit.load(data, isa=isa)
+        assert value_shapes(network)[1:] == [operation.shape for operation in net.operations]
         for i, value in enumerate(net.values(x)):
             assert_close(value, expected[i + 1].numpy(), tolerance)
         result = expected[network.output_value].numpy()

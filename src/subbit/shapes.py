@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import floor, prod
 
 import numpy as np
 
@@ -52,8 +52,11 @@ def output_shape(op: Op, inputs: Sequence[Shape]) -> Shape:
     if isinstance(op, Pool):
         sides = zip(_plane(first), op.kernel, op.stride, op.padding, op.dilation, strict=True)
         return _with_plane(first, [_pooled(*side, op.ceil_mode) for side in sides])
-    if isinstance(op, AdaptivePool | Upsample):
-        return _with_plane(first, op.output)
+    if isinstance(op, AdaptivePool):
+        return _with_plane(first, [want or have for want, have in zip(op.output, _plane(first), strict=True)])
+    if isinstance(op, Upsample):
+        scaled = [floor(have * factor) for have, factor in zip(_plane(first), op.factor, strict=True)]
+        return _with_plane(first, [want or instead for want, instead in zip(op.output, scaled, strict=True)])
     if isinstance(op, Pad):
         top, bottom, left, right = op.amounts
         height, width = _plane(first)
@@ -64,7 +67,7 @@ def output_shape(op: Op, inputs: Sequence[Shape]) -> Shape:
     if isinstance(op, Concat):
         return _replaced(first, op.dim, sum(shape[op.dim] for shape in inputs))
     if isinstance(op, Slice):
-        return _replaced(first, op.dim, len(range(op.start, op.stop, op.step)))
+        return _replaced(first, op.dim, len(range(op.start, min(op.stop, first[op.dim]), op.step)))
     if isinstance(op, Reshape):
         return _reshaped(op.shape, prod(first))
     if isinstance(op, Permute):
