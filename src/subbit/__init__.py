@@ -25,7 +25,7 @@ from subbit.errors import (
 )
 
 if TYPE_CHECKING:
-    from subbit import methods, models
+    from subbit import methods, models, zoo
     from subbit.inspection import Report, inspect
     from subbit.nn.compress import compress
     from subbit.nn.pack import pack
@@ -51,6 +51,7 @@ __all__ = [
     "methods",
     "models",
     "pack",
+    "zoo",
 ]
 
 # name -> (module, attribute); an empty attribute is the module itself
@@ -63,6 +64,7 @@ _LAZY = {
     "methods": ("subbit.methods", ""),
     "models": ("subbit.models", ""),
     "pack": ("subbit.nn.pack", "pack"),
+    "zoo": ("subbit.zoo", ""),
 }
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "run": "subbit.cli.run",
     "verify": "subbit.cli.verify",
     "bench": "subbit.cli.bench",
+    "zoo": "subbit.cli.zoo",
     "reproduce": "subbit.cli.reproduce",
     "report": "subbit.cli.report",
 }

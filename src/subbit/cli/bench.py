@@ -10,6 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from subbit import zoo
 from subbit.errors import ConfigError, InputError
 from subbit.records import Float32
 from subbit.runtime import Network, load
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    file: Annotated[Path, typer.Argument(help="A .sbit file.")],
+    file: Annotated[Path, typer.Argument(help="A .sbit file, or a name of the zoo.")],
     against: Annotated[
         str, typer.Option("--against", help="Runtimes to compare with, or none.")
     ] = "torch,onnxruntime,openvino",
@@ -44,6 +45,7 @@ def command(
     from subbit.benchmark.session import bench
     from subbit.benchmark.show import print_result
 
+    file = zoo.find(file)
     net = load(file)
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     result = bench(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from subbit import zoo
 from subbit.cli import options
 from subbit.errors import ConfigError
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    file: Annotated[Path | None, typer.Argument(help="A .sbit file. Leave it out to look at a built-in model.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A .sbit file or a name of the zoo; leave it out for a built-in model.")
+    ] = None,
     model: options.ModelOption = None,
     method: options.MethodOption = "slbf",
     f1: options.F1Option = None,
@@ -42,7 +45,7 @@ def command(
             raise ConfigError(f"{', '.join(given)}: only with --model; what {file} holds is settled")
         from subbit.inspection import inspect_file
 
-        report = inspect_file(file)
+        report = inspect_file(zoo.find(file))
     else:
         assert model is not None
         chosen = options.build_method(

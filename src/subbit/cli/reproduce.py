@@ -27,6 +27,9 @@ def command(
         str, typer.Option("--data-dir", help="Where data sets are, or are downloaded to; SUBBIT_DATA otherwise.")
     ] = "",
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run folders.")] = Path("runs"),
+    zoo: Annotated[
+        Path | None, typer.Option("--zoo", help="Also pack these rows into this folder, each with a card.")
+    ] = None,
     list_specs: Annotated[bool, typer.Option("--list", help="List the specs and what is measured of them.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and run nothing.")] = False,
 ) -> None:
@@ -35,9 +38,10 @@ def command(
     A run that was interrupted goes on where it stopped. Results are appended to results/NAME.jsonl beside the spec.
     """
     from subbit.experiments import ledger
-    from subbit.experiments.run import missing_jobs, run_job, select_rows
+    from subbit.experiments.run import all_jobs, missing_jobs, run_job, select_rows
     from subbit.experiments.spec import find_spec, load_spec
     from subbit.experiments.table import build_table, size
+    from subbit.experiments.zoo import add_to_zoo
 
     console = Console()
     if list_specs:
@@ -54,6 +58,10 @@ def command(
         elif entry := run_job(job, runs, data_dir=data_dir, console=console):
             console.print(f"{job.row.label}: {entry.accuracy:.2f} %, {size(entry.stored_bytes)}, {entry.seconds:.0f} s")
     print_table(console, build_table(spec))
+    if zoo is not None and not dry_run:
+        for job in all_jobs(spec, chosen, epochs=epochs, seeds=_numbers(seeds)):
+            card = add_to_zoo(job, runs, zoo, data_dir=data_dir)
+            console.print(f"{zoo / card.name}.sbit: {card.bytes:,} bytes, {card.accuracy:.2f} %", highlight=False)
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from subbit import zoo
 from subbit.errors import ConfigError, InputError
 from subbit.records import Float32, Preprocessing
 from subbit.runtime import Network, load
 
 
 def command(
-    file: Annotated[Path, typer.Argument(help="A .sbit file.")],
+    file: Annotated[Path, typer.Argument(help="A .sbit file, or a name of the zoo.")],
     pictures: Annotated[list[Path], typer.Argument(help="Pictures in any format that Pillow reads.")],
     top: Annotated[int, typer.Option(help="How many classes to print for each picture.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -23,6 +24,7 @@ def command(
     """Classify pictures with a packed network, without PyTorch."""
     from subbit.runtime.pictures import read_picture
 
+    file = zoo.find(file)
     net = load(file)
     preprocessing = _preprocessing(net, file)
     results: list[dict[str, Any]] = []

@@ -4,6 +4,8 @@ A document owns a table by a pair of comments; what stands between them is repla
 
     <!-- subbit:table mnist -->
     <!-- /subbit:table -->
+
+and the list of the zoo likewise, by `subbit:zoo all`.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from pathlib import Path
 
 import jinja2
 
+from subbit import zoo
 from subbit.errors import ConfigError
 from subbit.experiments import figures
 from subbit.experiments.ledger import Entry
-from subbit.experiments.table import Table, cells, markdown, notes
+from subbit.experiments.table import Table, cells, markdown, notes, size
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,26 @@ def environments(tables: Iterable[Table]) -> list[str]:
 
 def replace_tables(text: str, table_of: Callable[[str], Table], where: str) -> str:
     """`text` with every marked table generated anew."""
-    return replace_marked(text, "table", lambda name: markdown(table_of(name)), where)
+    text = replace_marked(text, "table", lambda name: markdown(table_of(name)), where)
+    return replace_marked(text, "zoo", lambda _: zoo_markdown(zoo.cards()), where)
+
+
+def zoo_markdown(cards: Iterable[zoo.Card]) -> str:
+    """The networks of the zoo, one a line."""
+    lines = [
+        "| name | data | accuracy | file | ratio to fp32 | bits per weight | epochs |",
+        "| --- | --- |" + " ---: |" * 5,
+    ]
+    for card in cards:
+        numbers = (
+            f"{card.accuracy:.2f}",
+            size(card.bytes),
+            f"{card.ratio:.1f}×",
+            f"{card.bits_per_weight:.3f}",
+            str(card.epochs),
+        )
+        lines.append(f"| `{card.name}` | {card.data} | {' | '.join(numbers)} |")
+    return "\n".join(lines) + "\n"
 
 
 def replace_marked(text: str, kind: str, render: Callable[[str], str], where: str) -> str:

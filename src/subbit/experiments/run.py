@@ -76,8 +76,12 @@ def missing_jobs(
     seeds: Sequence[int] = (),
 ) -> list[Job]:
     """The (row, seed) pairs without a ledger line for the row as it is defined now, with as many epochs."""
-    wanted = [Job(spec, row, seed, epochs or row.epochs) for row in rows for seed in seeds or row.seeds]
-    return [job for job in wanted if not _is_done(job, entries)]
+    return [job for job in all_jobs(spec, rows, epochs=epochs, seeds=seeds) if find_entry(job, entries) is None]
+
+
+def all_jobs(spec: Spec, rows: Sequence[Row], *, epochs: int | None = None, seeds: Sequence[int] = ()) -> list[Job]:
+    """Every row with each of its seeds, or with the ones given."""
+    return [Job(spec, row, seed, epochs or row.epochs) for row in rows for seed in seeds or row.seeds]
 
 
 def run_job(job: Job, runs: Path, *, data_dir: str = "", console: Console | None = None) -> Entry | None:
@@ -96,16 +100,17 @@ def run_job(job: Job, runs: Path, *, data_dir: str = "", console: Console | None
     folder = runs / job.folder
     settings = job.row.resolve(seed=job.seed, epochs=job.epochs, data_dir=data_dir, **inputs)
     result = fit(settings, out=folder, resume=folder.exists(), console=console)
-    if _is_done(job, ledger.read(job.spec.ledger).entries):
+    if find_entry(job, ledger.read(job.spec.ledger).entries):
         return None
     entry = describe(job, folder, result)
     ledger.append(job.spec.ledger, entry)
     return entry
 
 
-def _is_done(job: Job, entries: Iterable[Entry]) -> bool:
+def find_entry(job: Job, entries: Iterable[Entry]) -> Entry | None:
+    """The line that a job left in the ledger."""
     wanted = (job.row.name, job.row.hash, job.seed, job.epochs)
-    return any((entry.row, entry.row_hash, entry.seed, entry.epochs) == wanted for entry in entries)
+    return next((e for e in entries if (e.row, e.row_hash, e.seed, e.epochs) == wanted), None)
 
 
 def describe(job: Job, folder: Path, result: Result) -> Entry:
