@@ -41,6 +41,7 @@ _ROW_KEYS = ("name", "label", "series", "seeds", "settings", "inputs", "publishe
 _PUBLISHED_KEYS = ("table", "column")
 # Any training setting but the seed, which is the runner's, and what changes no result (folders, logging).
 _SETTINGS_KEYS = tuple(f.name for f in fields(Settings) if f.metadata["run"] and f.name != "seed")
+PACKAGED = Path(__file__).resolve().parent / "specs"  # where a wheel has the specs of the paper
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
@@ -78,8 +79,9 @@ class Spec:
 
     @property
     def ledger(self) -> Path:
-        """Where measurements of this spec are kept: results/ beside the spec."""
-        return self.path.parent / "results" / f"{self.name}.jsonl"
+        """Where measurements are kept: results/ beside the spec, or in ./experiments for specs of the package."""
+        folder = Path("experiments") if self.path.parent == PACKAGED else self.path.parent
+        return folder / "results" / f"{self.name}.jsonl"
 
     def row(self, name: str) -> Row:
         for row in self.rows:
@@ -121,10 +123,10 @@ def load_spec(path: Path) -> Spec:
 
 
 def spec_folders() -> list[Path]:
-    """Where specs are looked for by name: ./experiments, then the checkout that an editable install runs from."""
+    """Where specs are looked for by name: ./experiments, the checkout of an editable install, then the package."""
     checkout = Path(__file__).resolve().parents[3] / "experiments"
     here = Path("experiments")
-    return [here] if here.resolve() == checkout else [here, checkout]
+    return [here, PACKAGED] if here.resolve() == checkout else [here, checkout, PACKAGED]
 
 
 def find_spec(name: str) -> Path:
@@ -139,8 +141,8 @@ def find_spec(name: str) -> Path:
     known = [path.stem for path in all_specs()]
     if not known:
         raise ConfigError(
-            f"no spec {name!r}: specs are found in ./experiments of a checkout of subbit, and this is none; "
-            "run it there, or give the path of a .toml file"
+            f"no spec {name!r}: there is no ./experiments here, and this installation came without specs; "
+            "run it in a checkout of subbit, or give the path of a .toml file"
         )
     raise ConfigError(f"no spec {name!r}: {nearest(name, known)}")
 
