@@ -20,7 +20,9 @@ from subbit.methods.base import CompressedLayer, Method
 from subbit.models import lenet5, resnet18, vgg16
 from subbit.nn import measure
 from subbit.nn.pack import pack
+from subbit.records import Activation
 from tests import zoo_models
+from tests.hostile.files import network, op
 
 pytestmark = pytest.mark.filterwarnings("ignore:no layer of", "ignore:layers that take signs")
 
@@ -157,6 +159,24 @@ def test_report_of_a_file_needs_no_shape(tmp_path: Path) -> None:
     assert report.paper_ratio is None
     assert subbit.inspect(str(path)) == report
     assert report.peak_memory == subbit.load(path).memory == subbit.inspect(model, (1, 28, 28)).peak_memory
+
+
+def test_file_of_another_writer_that_spells_out_defaults(tmp_path: Path) -> None:
+    mask_of_a, zero = 1, 0.0  # a relu with the parameter that it does not have, 4 bytes
+    path = tmp_path / "net.sbit"
+    path.write_bytes(network(op(Activation, 1, mask_of_a, 0, zero)))
+    report = subbit.inspect(path)
+    assert report.stored_bytes == path.stat().st_size
+    assert report.overhead_bits == 8 * report.stored_bytes
+    assert report.peak_memory == subbit.load(path).memory
+
+
+def test_operations_behind_resampling_are_those_of_the_model(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(3, 4, 3), nn.AdaptiveMaxPool2d((None, 5)))
+    model.append(nn.Conv2d(4, 2, 3))
+    path = tmp_path / "net.sbit"
+    pack(model, path, example=(3, 8, 8))
+    assert subbit.inspect(path).operations == subbit.inspect(model, (3, 8, 8)).operations
 
 
 @pytest.mark.parametrize("storage", ["f16", "f32"])
