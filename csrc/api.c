@@ -114,7 +114,7 @@ size_t sb_memory(const sb_model *model) {
 
 const char *sb_isa(const sb_model *model) { return model->kernels.name; }
 
-const char *sb_version(void) { return "1.0"; }
+const char *sb_version(void) { return "1.1"; }
 
 const char *sb_status_name(sb_status status) {
     static const char *const NAMES[] = {"ok", "magic", "byte order", "version", "length", "checksum", "program",

@@ -32,13 +32,32 @@ static size_t rounded_floats(size_t count) {
     return (count + step - 1) / step * step;
 }
 
+static int8_t *slot_at(const run *r, int32_t slot) { return (int8_t *)(r->arena + r->model->plan.slots[slot].offset); }
+
+/* A layer on levels. On its own it rounds its input and gives fp32; otherwise the layers around it may have done the
+ * first, and may want no fp32. */
+static void run_levels(const run *r, sb_conv *conv, const sb_step *step, const float *in, float *out) {
+    const size_t count = (size_t)conv->channels * (size_t)conv->height * (size_t)conv->width;
+    int8_t *levels = slot_at(r, step->reads);
+    if (step->rounds || !r->fused) r->model->kernels.round(conv->levels, in, levels, count);
+    if (step->writes != SB_NO_SLOT && r->fused) {
+        conv->out_levels = r->model->plan.slots[step->writes].levels;
+        conv->level_out = slot_at(r, step->writes);
+    }
+    const bool floats = step->floats || !r->fused || !sb_is_limit(conv->then);
+    conv->kernel->run_levels(conv, levels, floats ? out : NULL, r->arena + step->scratch);
+}
+
 static void run_conv(const run *r, const sb_op *op, const sb_step *step, const float *in, float *out) {
     sb_conv conv = *step->conv;
     if (r->times) conv.times = &r->times[op - r->model->program.ops];
     uint8_t *scratch = r->arena + step->scratch;
     if (!r->fused) conv.then.kind = SB_NONE;
     if (op->code == SB_OP_CONV || conv.width == 1) {
-        conv.kernel->run(&conv, in, out, scratch);
+        if (step->reads == SB_NO_SLOT)
+            conv.kernel->run(&conv, in, out, scratch);
+        else
+            run_levels(r, &conv, step, in, out);
         return;
     }
     /* a fully connected layer over rows: channels first, then back; the plan put the room behind the scratch */
@@ -46,7 +65,13 @@ static void run_conv(const run *r, const sb_op *op, const sb_step *step, const f
     float *columns = (float *)scratch + rounded_floats((own + sizeof(float) - 1) / sizeof(float));
     float *results = columns + rounded_floats((size_t)conv.channels * (size_t)conv.width);
     transpose(in, conv.width, conv.channels, columns);
-    conv.kernel->run(&conv, columns, results, scratch);
+    if (conv.levels.step > 0) {
+        int8_t *levels = (int8_t *)(results + rounded_floats((size_t)conv.weight.out * (size_t)conv.width));
+        r->model->kernels.round(conv.levels, columns, levels, (size_t)conv.channels * (size_t)conv.width);
+        conv.kernel->run_levels(&conv, levels, results, scratch);
+    } else {
+        conv.kernel->run(&conv, columns, results, scratch);
+    }
     transpose(results, conv.weight.out, conv.width, out);
 }
 
@@ -60,6 +85,15 @@ static void concat(const run *r, const sb_op *op, const sb_shape *to, float *out
             out += count;
         }
     }
+}
+
+static void run_pool(const run *r, const sb_step *step, const float *in, float *out) {
+    const bool as_levels = r->fused && step->reads != SB_NO_SLOT;
+    if (as_levels) {
+        const int8_t lowest = (int8_t)sb_lowest_level(r->model->plan.slots[step->reads].levels);
+        r->model->kernels.pool_levels(&step->pool, lowest, slot_at(r, step->reads), slot_at(r, step->writes));
+    }
+    if (!as_levels || step->floats) r->model->kernels.pool(&step->pool, in, out);
 }
 
 static void run_op(const run *r, int32_t number) {
@@ -77,7 +111,7 @@ static void run_op(const run *r, int32_t number) {
         case SB_OP_AFFINE: sb_affine_op(&model->kernels, op, to, in, out); break;
         case SB_OP_ACTIVATION: model->kernels.function(op->function, in, out, sb_elements(to)); break;
         case SB_OP_PRELU: sb_prelu(op, to, in, out); break;
-        case SB_OP_POOL: model->kernels.pool(&step->pool, in, out); break;
+        case SB_OP_POOL: run_pool(r, step, in, out); break;
         case SB_OP_ADAPTIVE_POOL: sb_adaptive_pool(op, from, to, in, out); break;
         case SB_OP_MEAN: sb_mean(op, from, in, out); break;
         case SB_OP_ARITHMETIC: {

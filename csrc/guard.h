@@ -25,11 +25,20 @@ static inline void sb_open_value(const sb_model *model, uint8_t *arena, int32_t 
         ASAN_UNPOISON_MEMORY_REGION(arena + of->offset, (bytes + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT);
 }
 
+static inline void sb_open_slot(const sb_model *model, uint8_t *arena, int32_t number) {
+    if (number == SB_NO_SLOT) return;
+    const sb_slot *slot = &model->plan.slots[number];
+    const size_t bytes = sb_elements(&model->plan.values[slot->value].shape);
+    ASAN_UNPOISON_MEMORY_REGION(arena + slot->offset, (bytes + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT);
+}
+
 static inline void sb_guard(const sb_model *model, uint8_t *arena, int32_t number) {
     const sb_op *op = &model->program.ops[number];
     ASAN_POISON_MEMORY_REGION(arena, model->plan.arena);
     for (int32_t i = 0; i < op->input_count; i++) sb_open_value(model, arena, op->inputs[i]);
     sb_open_value(model, arena, number + 1);
+    sb_open_slot(model, arena, model->plan.steps[number].reads);
+    sb_open_slot(model, arena, model->plan.steps[number].writes);
     ASAN_UNPOISON_MEMORY_REGION(arena + model->plan.steps[number].scratch, model->plan.steps[number].scratch_size);
 }
 

@@ -63,6 +63,17 @@ typedef struct sb_weight {
     const float *shift;         /* (c_out), or NULL: all zeros */
 } sb_weight;
 
+/* Whole numbers of seven bits that stand for the input of a layer of ±1 filters: 0..127, or -64..63. Both fit a signed
+ * byte, which is how they are stored. docs/format.md defines the arithmetic, to the last bit. */
+typedef struct sb_levels {
+    float step;     /* 0: there are none, the layer computes in fp32 */
+    bool is_signed;
+} sb_levels;
+
+static inline int sb_lowest_level(sb_levels levels) { return levels.is_signed ? -64 : 0; }
+static inline int sb_highest_level(sb_levels levels) { return levels.is_signed ? 63 : 127; }
+static inline bool sb_same_levels(sb_levels a, sb_levels b) { return a.step == b.step && a.is_signed == b.is_signed; }
+
 struct sb_conv_kernel;
 struct sb_op_time;
 
@@ -81,6 +92,9 @@ typedef struct sb_conv {
     const struct sb_conv_kernel *kernel;
     const void *prepared;             /* what kernel->prepare wrote, or NULL */
     struct sb_op_time *times;         /* where a kernel adds the time of its stages; NULL: nobody asked */
+    sb_levels levels;                 /* of the input; its step is part of weight.scale */
+    sb_levels out_levels;             /* of what run_levels writes to level_out */
+    int8_t *level_out;                /* the output as levels; NULL: nobody reads them */
 } sb_conv;
 
 typedef struct sb_conv_kernel {
@@ -93,6 +107,9 @@ typedef struct sb_conv_kernel {
     /* Bytes of scratch for run; NULL: none. */
     size_t (*scratch_size)(const sb_conv *conv);
     void (*run)(const sb_conv *conv, const float *in, float *out, void *scratch);
+    /* Instead of `run` where the input consists of levels. `out` is NULL where nobody reads it, and may be NULL only
+     * with a `then` that is a limit. */
+    void (*run_levels)(const sb_conv *conv, const int8_t *in, float *out, void *scratch);
 } sb_conv_kernel;
 
 /* Max or average pooling of (channels, height, width). */
@@ -113,6 +130,9 @@ typedef struct sb_kernels {
                        size_t count);
     void (*affine)(float scale, float shift, const float *in, float *out, size_t count);
     void (*pool)(const sb_pool *pool, const float *in, float *out);
+    void (*round)(sb_levels levels, const float *in, int8_t *out, size_t count); /* to the nearest levels */
+    /* Maxima of levels; `lowest` where a window lies outside the input. */
+    void (*pool_levels)(const sb_pool *pool, int8_t lowest, const int8_t *in, int8_t *out);
     /* The fastest that this row could be, see profile.c; NULL: unknown. `memory` has 4096 floats. */
     uint64_t (*multiply_add_loop)(size_t rounds, float *memory);
     uint64_t (*look_up_loop)(size_t rounds, float *memory);
@@ -122,5 +142,10 @@ extern const sb_kernels sb_kernels_portable;
 
 /* One function on one number: the definition of every sb_function_kind. */
 float sb_apply(sb_function f, float x);
+
+/* Functions that only cut off: kernels apply them where they store their results. */
+static inline bool sb_is_limit(sb_function f) {
+    return f.kind == SB_NONE || f.kind == SB_RELU || f.kind == SB_RELU6 || f.kind == SB_HARDTANH;
+}
 
 #endif

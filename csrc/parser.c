@@ -164,8 +164,30 @@ static uint8_t read_mask(sb_reader *p, int attributes) {
     return p->status ? 0 : mask;
 }
 
+/* The step between levels goes into the channel scale: sums of levels times this are sums of inputs. */
+static void read_levels(sb_reader *p, sb_op *op) {
+    sb_weight *weight = &op->conv.weight;
+    op->conv.levels.is_signed = sb_read_choice(p, 2);
+    const float step = sb_read_real(p, &p->program);
+    if (p->status) return;
+    if (!(step >= SB_MIN_STEP && step <= SB_MAX_STEP))
+        SB_FAIL(p, SB_ERROR_LIMIT, "levels %g apart, possible are %g..%g", (double)step, SB_MIN_STEP, SB_MAX_STEP);
+    if (!weight->bits || weight->binary_input)
+        SB_FAIL(p, SB_ERROR_PROGRAM, "levels of the input go with +-1 filters, and not with the signs of the input");
+    float *scale = sb_reserve(p, (uint64_t)weight->out, sizeof *scale);
+    for (int32_t t = 0; scale && t < weight->out; t++) {
+        scale[t] = (weight->scale ? weight->scale[t] : 1) * step;
+        if (!isfinite(scale[t])) SB_FAIL(p, SB_ERROR_VALUE, "the scale of channel %d overflows", (int)t);
+    }
+    op->conv.levels.step = step;
+    weight->scale = scale;
+}
+
+/* Levels are the last attribute of a layer, and not known to version 1.0. */
+static int layer_attributes(const sb_reader *p, int count) { return count - (p->minor < SB_MINOR_OF_LEVELS); }
+
 static void read_conv(sb_reader *p, sb_op *op) {
-    const uint8_t mask = read_mask(p, 7);
+    const uint8_t mask = read_mask(p, layer_attributes(p, 8));
     read_weight(p, op, 1 << 1 | 1 << 2, mask & 1, mask & 2);
     op->conv.stride[0] = op->conv.stride[1] = op->conv.dilation[0] = op->conv.dilation[1] = op->conv.groups = 1;
     if (mask & 4) sb_read_tuple(p, op->conv.stride, 2);
@@ -173,12 +195,14 @@ static void read_conv(sb_reader *p, sb_op *op) {
     if (mask & 16) sb_read_tuple(p, op->conv.dilation, 2);
     if (mask & 32) op->conv.groups = sb_read_uint(p, &p->program, SB_MAX_DIM);
     op->conv.weight.binary_input = mask & 64;
+    if (mask & 128) read_levels(p, op);
 }
 
 static void read_linear(sb_reader *p, sb_op *op) {
-    const uint8_t mask = read_mask(p, 3);
+    const uint8_t mask = read_mask(p, layer_attributes(p, 4));
     read_weight(p, op, 1 << 0, mask & 1, mask & 2);
     op->conv.weight.binary_input = mask & 4;
+    if (mask & 8) read_levels(p, op);
 }
 
 static void read_affine(sb_reader *p, sb_op *op) {
@@ -446,6 +470,13 @@ static void check_header(sb_reader *p, const uint8_t *bytes, size_t size) {
     }
 }
 
+/* A file has the lowest minor version that has all of its operations, so that a damaged version does not go unseen. */
+static uint8_t lowest_minor(const sb_program *program) {
+    for (int32_t i = 0; i < program->op_count; i++)
+        if (sb_has_levels(&program->ops[i])) return SB_MINOR_OF_LEVELS;
+    return 0;
+}
+
 sb_status sb_parse(const uint8_t *bytes, size_t size, sb_heap *heap, sb_program *program, sb_error *error) {
     sb_reader p = {.heap = heap, .error = error, .op = -1};
     check_header(&p, bytes, size);
@@ -461,7 +492,11 @@ sb_status sb_parse(const uint8_t *bytes, size_t size, sb_heap *heap, sb_program 
     if (start != size) return SB_FAIL(&p, SB_ERROR_LENGTH, "sections do not fill the file");
     p.program = sections[0];
     p.payload = sections[3];
+    p.minor = bytes[7];
     read_program(&p, program);
+    if (!p.status && p.minor != lowest_minor(program))
+        SB_FAIL(&p, SB_ERROR_VERSION, "version %d.%d, but nothing in it is newer than %d.%d", SB_MAJOR, p.minor,
+                SB_MAJOR, lowest_minor(program));
     if (!p.status) read_names(&p, sections[1], program);
     if (!p.status) read_metadata(&p, sections[2], program);
     return p.status;

@@ -30,6 +30,7 @@ typedef struct planner {
     int32_t *scratch_of; /* per operation */
     buffer *buffers;
     int32_t buffer_count;
+    bool layers_with_levels;
 } planner;
 
 static uint64_t rounded(uint64_t bytes) { return (bytes + SB_ALIGNMENT - 1) / SB_ALIGNMENT * SB_ALIGNMENT; }
@@ -46,6 +47,7 @@ static sb_status out_of_memory(const planner *p, int32_t op) {
 static void consider(const sb_conv_kernel *const *list, sb_conv *conv, double *cheapest) {
     const char *wanted = getenv("SUBBIT_KERNEL");
     for (; list && *list; list++) {
+        if (((*list)->run_levels != NULL) != (conv->levels.step > 0)) continue;
         double cost = (*list)->cost(conv);
         if (cost >= 0 && wanted && strcmp(wanted, (*list)->name) == 0) cost = 0;
         if (cost >= 0 && (!conv->kernel || cost < *cheapest)) {
@@ -87,7 +89,7 @@ static sb_status plan_conv(planner *p, int32_t number, sb_step *step) {
     sb_conv *conv = step->conv = sb_alloc(p->heap, 1, sizeof *conv);
     if (!conv) return out_of_memory(p, number);
     *conv = (sb_conv){.stride_h = 1, .stride_w = 1, .dilation_h = 1, .dilation_w = 1, .groups = 1, .height = 1,
-                      .out_height = 1, .weight = op->conv.weight, .then.kind = SB_NONE};
+                      .out_height = 1, .weight = op->conv.weight, .then.kind = SB_NONE, .levels = op->conv.levels};
     if (op->code == SB_OP_LINEAR) {
         conv->channels = in->dims[in->rank - 1];
         conv->width = conv->out_width = (int32_t)(sb_elements(in) / (size_t)conv->channels);
@@ -132,6 +134,7 @@ static uint64_t scratch_size(const planner *p, int32_t number) {
     if (p->program->ops[number].code == SB_OP_LINEAR && conv->width > 1) {
         size += rounded(sizeof(float) * (uint64_t)conv->channels * (uint64_t)conv->width);
         size += rounded(sizeof(float) * (uint64_t)conv->weight.out * (uint64_t)conv->width);
+        if (conv->levels.step > 0) size += rounded((uint64_t)conv->channels * (uint64_t)conv->width);
     }
     return size;
 }
@@ -142,6 +145,7 @@ static sb_status choose_kernels(planner *p) {
         const uint8_t code = p->program->ops[i].code;
         if (code == SB_OP_POOL) plan_pool(p, i, &step->pool);
         if (code != SB_OP_CONV && code != SB_OP_LINEAR) continue;
+        p->layers_with_levels |= p->program->ops[i].conv.levels.step > 0;
         const sb_status status = plan_conv(p, i, step);
         if (status) return status;
     }
@@ -222,6 +226,22 @@ static void assign_buffer(planner *p, int32_t number) {
     p->scratch_of[number] = scratch ? new_buffer(p, scratch, number) : NO_BUFFER;
 }
 
+/* Levels are a byte each. */
+static sb_status assign_slots(planner *p) {
+    const uint64_t ops = (uint64_t)p->program->op_count;
+    int32_t *slot_of = sb_alloc(&p->work, ops + 1, sizeof *slot_of);
+    bool *floats = sb_alloc(&p->work, ops + 1, sizeof *floats);
+    p->plan->slots = sb_alloc(p->heap, p->layers_with_levels ? 2 * ops : 0, sizeof *p->plan->slots);
+    if (!slot_of || !floats || !p->plan->slots) return out_of_memory(p, -1);
+    sb_plan_levels(p->program, p->plan, slot_of, floats);
+    for (int32_t i = 0; i < p->plan->slot_count; i++) {
+        const sb_slot *slot = &p->plan->slots[i];
+        const int32_t own = new_buffer(p, sb_elements(&p->plan->values[slot->value].shape), slot->first);
+        p->buffers[own].last = slot->last;
+    }
+    return SB_OK;
+}
+
 /* --------------------------------------------------------------------------------------------- placement */
 
 static int larger_first(const void *left, const void *right) {
@@ -269,7 +289,7 @@ static sb_status make_plan(planner *p) {
     p->last_read = sb_alloc(&p->work, ops + 1, sizeof(int32_t));
     p->buffer_of = sb_alloc(&p->work, ops + 1, sizeof(int32_t));
     p->scratch_of = sb_alloc(&p->work, ops, sizeof(int32_t));
-    p->buffers = sb_alloc(&p->work, 2 * ops + 1, sizeof(buffer));
+    p->buffers = sb_alloc(&p->work, 4 * ops + 1, sizeof(buffer)); /* of values, scratch and, two per operation, slots */
     if (!plan->values || !plan->steps || !p->readers || !p->last_read || !p->buffer_of || !p->scratch_of || !p->buffers)
         return out_of_memory(p, -1);
     sb_status status = sb_infer_shapes(p->program, plan->values, p->error);
@@ -279,8 +299,11 @@ static sb_status make_plan(planner *p) {
     p->buffer_of[0] = new_buffer(p, sizeof(float) * sb_elements(&p->program->input), -1);
     p->buffers[0].last = p->last_read[0];
     for (int32_t i = 0; i < p->program->op_count; i++) assign_buffer(p, i);
-    status = place_buffers(p);
+    const int32_t first_slot = p->buffer_count;
+    status = assign_slots(p);
+    if (!status) status = place_buffers(p);
     if (status) return status;
+    for (int32_t i = 0; i < plan->slot_count; i++) plan->slots[i].offset = (size_t)p->buffers[first_slot + i].offset;
     for (int32_t i = 0; i <= p->program->op_count; i++)
         if (p->buffer_of[i] != NO_BUFFER) plan->values[i].offset = (size_t)p->buffers[p->buffer_of[i]].offset;
     for (int32_t i = 0; i < p->program->op_count; i++) {

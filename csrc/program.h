@@ -7,7 +7,8 @@
 
 /* Limits of the format; src/subbit/format/limits.py has the same. */
 #define SB_MAJOR 1
-#define SB_MINOR 0
+#define SB_MINOR 1
+#define SB_MINOR_OF_LEVELS 1
 #define SB_HEADER_SIZE 32
 #define SB_CHECKED_FROM 16
 #define SB_MAX_FILE UINT32_MAX
@@ -25,6 +26,8 @@
 #define SB_MAX_LABEL 1023
 #define SB_MIN_FACTOR 0x1p-24 /* of an upsampling */
 #define SB_MAX_FACTOR 0x1p24
+#define SB_MIN_STEP 0x1p-64 /* between two levels of an input */
+#define SB_MAX_STEP 0x1p64
 #define SB_MAX_ARENA ((uint64_t)1 << (sizeof(size_t) > 4 ? 32 : 31))
 /* Opening may allocate SB_OPEN_FIXED + SB_OPEN_PER_BYTE * size of the file: a small file never asks for much. */
 #define SB_OPEN_FIXED ((uint64_t)256 << 20)
@@ -96,6 +99,7 @@ typedef struct sb_op {
             int32_t stride[2], padding[4], dilation[2], groups; /* padding: top, bottom, left, right */
             bool shared;  /* the weight is that of an earlier operation, with another scale and shift */
             int exponent; /* of the stored values; already part of the scale */
+            sb_levels levels; /* of the input; the step is already part of the scale */
         } conv; /* and Linear, which has the weight alone */
         struct {
             const float *scale, *shift; /* NULL: ones, zeros */
@@ -161,23 +165,47 @@ typedef struct sb_value {
     const float *constant; /* instead of a place in the arena */
 } sb_value;
 
+/* Values that layers of ±1 filters read as levels have a second place for these. Between two such layers the levels
+ * alone are written, and pooled; the fp32 numbers only where somebody reads them. */
+typedef struct sb_slot {
+    int32_t value;       /* whose levels these are */
+    int32_t first, last; /* operations that write and last read them */
+    sb_levels levels;
+    size_t offset; /* in the arena, bytes */
+} sb_slot;
+
+enum { SB_NO_SLOT = -1 };
+
 typedef struct sb_step {
     bool alias;       /* its value is its input in another shape: nothing to do */
     bool fused;       /* an activation that the convolution before it already applied */
     size_t scratch, scratch_size; /* offset in the arena, bytes */
     sb_conv *conv;    /* Conv, Linear */
     sb_pool pool;     /* Pool */
+    int32_t reads, writes; /* slots of its input and of its result (with what is fused into it), or SB_NO_SLOT */
+    bool rounds;      /* it fills the slot that it reads */
+    bool floats;      /* its result is needed in fp32 */
 } sb_step;
 
 typedef struct sb_plan {
     sb_value *values; /* op_count + 1 */
     sb_step *steps;   /* op_count */
     size_t arena;     /* bytes */
+    sb_slot *slots;
+    int32_t slot_count;
 } sb_plan;
 
 /* Shapes, kernels, prepared weights and a place for every value. */
 sb_status sb_plan_program(const sb_program *program, const sb_kernels *kernels, sb_heap *heap, sb_plan *plan,
                           sb_error *error);
+
+/* Which values are kept as levels: fills the slots and what the steps say of them, all but their offsets. Needs room for
+ * two slots per operation, and for one number and one flag per value. */
+void sb_plan_levels(const sb_program *program, sb_plan *plan, int32_t *slot_of, bool *floats);
+
+static inline bool sb_has_levels(const sb_op *op) {
+    return (op->code == SB_OP_CONV || op->code == SB_OP_LINEAR) && op->conv.levels.step > 0;
+}
 
 /* The shape that each operation gives: checks that the operations fit each other. `values` has op_count + 1 entries. */
 sb_status sb_infer_shapes(const sb_program *program, sb_value *values, sb_error *error);

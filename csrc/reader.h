@@ -22,6 +22,7 @@ typedef struct sb_reader {
     int64_t blocks;   /* of all stacked weights so far */
     int64_t shared;   /* numbers of the filters of shared weights so far */
     bool half;        /* numbers are fp16 with a common exponent */
+    uint8_t minor;    /* version of the file */
 } sb_reader;
 
 #define SB_FAIL(p, code, ...) \

@@ -132,7 +132,7 @@ SB_API sb_status sb_measure_limits(const sb_model *model, sb_limits *limits);
 
 SB_API const char *sb_isa(const sb_model *model);        /* row of the kernel table that this model uses */
 SB_API const char *sb_features(void);                    /* what this machine offers: "avx2 fma avx512f ..." */
-SB_API const char *sb_version(void);                     /* "1.0": the file format this core reads */
+SB_API const char *sb_version(void);                     /* "1.1": the file format this core reads */
 SB_API const char *sb_status_name(sb_status status);     /* "checksum", "limit", ... */
 
 #ifdef __cplusplus

@@ -18,10 +18,11 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 typedef struct parts {
     uint8_t *bytes[SECTIONS];
     size_t length[SECTIONS], max_size;
+    uint8_t minor; /* version of the file */
 } parts;
 
 static parts take_apart(const uint8_t *data, size_t size, size_t max_size) {
-    parts p = {.max_size = max_size};
+    parts p = {.max_size = max_size, .minor = size < SB_HEADER_SIZE ? SB_MINOR : data[7]};
     size_t next = size < SB_HEADER_SIZE ? size : SB_HEADER_SIZE;
     for (int i = 0; i < SECTIONS; i++) {
         const size_t claimed = size < SB_HEADER_SIZE ? 0 : sb_load_u32(data + SB_CHECKED_FROM + 4 * i);
@@ -40,9 +41,9 @@ static void store_u32(uint8_t *p, uint32_t value) {
 
 /* Writes the sections behind a header that fits them; what does not fit into max_size is cut off. */
 static size_t put_together(const parts *p, uint8_t *out) {
-    static const uint8_t START[8] = {'S', 'B', 'I', 'T', 0xff, 0xfe, SB_MAJOR, SB_MINOR};
+    const uint8_t start[8] = {'S', 'B', 'I', 'T', 0xff, 0xfe, SB_MAJOR, p->minor};
     size_t size = SB_HEADER_SIZE;
-    memcpy(out, START, sizeof START);
+    memcpy(out, start, sizeof start);
     for (int i = 0; i < SECTIONS; i++) {
         const size_t length = p->length[i] < p->max_size - size ? p->length[i] : p->max_size - size;
         store_u32(out + SB_CHECKED_FROM + 4 * i, (uint32_t)length);
@@ -101,14 +102,15 @@ static void repair(parts *sections) {
     sb_program program = {0};
     uint8_t *bytes = sections->bytes[PROGRAM], *payload = sections->bytes[PAYLOAD];
     /* the payload is followed by zeros: numbers that are 0, indices of filter 0 */
-    sb_reader p = {.heap = &heap, .error = &error, .op = -1,
+    sb_reader p = {.heap = &heap, .error = &error, .op = -1, .minor = SB_MINOR,
                 .program = {bytes, bytes + sections->length[PROGRAM]},
                 .payload = {payload, payload + sections->max_size}};
     places found = find_sound_operations(&p, &program);
     sb_value *values = sb_alloc(&heap, MAX_REPAIRED + 1, sizeof *values);
     if (found.program[0] && values) {
         program.op_count = found.good;
-        if (sb_infer_shapes(&program, values, &error)) found.good = error.op;
+        if (sb_infer_shapes(&program, values, &error)) program.op_count = found.good = error.op;
+        sections->minor = lowest_minor(&program);
         uint8_t *rest = malloc(sections->max_size);
         if (!rest) abort();
         const size_t ops = (size_t)(found.program[found.good] - found.program[0]);

@@ -49,6 +49,7 @@ def conv(weight: r.Weight, **options: Any) -> r.Conv:
 
 
 SAME = (1, 1, 1, 1)
+FINE, COARSE = r.Levels(2.0**-5), r.Levels(0.3)
 
 # regime -> program
 CASES: dict[str, Callable[[], r.Program]] = {
@@ -168,11 +169,71 @@ CASES: dict[str, Callable[[], r.Program]] = {
         r.Activation(inputs=(2,), function="silu"), conv_of(3, r.Dense(reals(8, 2, 1, 1))),
         r.Activation(inputs=(4,), function="hard_sigmoid"), r.Arithmetic(inputs=(5, 0), function="mul"),
     ),
+    "levels_binary": lambda: program((7, 8, 8), scaled(conv(r.Binary(signs(6, 7, 3, 3)), padding=SAME, levels=FINE))),
+    "levels_stacked": lambda: program(
+        (8, 9, 9), scaled(conv(stacked(12, 2, 5, 4, 3, 3), padding=SAME, levels=r.Levels(0.05, signed=True)))
+    ),
+    "levels_no_scale": lambda: program((8, 6, 6), conv(stacked(8, 2, 4, 4, 3, 3, scale=False), levels=FINE)),
+    "levels_groups": lambda: program(
+        (8, 6, 6), scaled(conv(stacked(6, 2, 3, 2, 3, 3), groups=2, stride=(2, 1), padding=SAME, levels=FINE))
+    ),
+    "levels_1d": lambda: program((6, 12), conv(stacked(4, 2, 3, 3, 3), padding=(0, 0, 1, 1), levels=FINE)),
+    "levels_linear": lambda: program(
+        (70,), r.Linear(inputs=(0,), weight=r.Binary(signs(9, 70), reals(9)), levels=FINE)
+    ),
+    "levels_linear_rows": lambda: program(
+        (5, 12), r.Linear(inputs=(0,), weight=stacked(8, 3, 4, 4), shift=reals(8), levels=FINE)
+    ),
+    "levels_chain": lambda: levels_chain(),
+    "levels_residual": lambda: levels_residual(),
+    "levels_of_two_kinds": lambda: program(
+        (4, 6, 6), conv(r.Binary(signs(4, 4, 3, 3)), padding=SAME, levels=FINE),
+        r.Activation(inputs=(1,), function="relu"),
+        conv_of(2, r.Binary(signs(4, 4, 1, 1)), levels=FINE), conv_of(2, r.Binary(signs(4, 4, 1, 1)), levels=COARSE),
+        conv_of(2, r.Binary(signs(4, 4, 1, 1)), levels=COARSE), r.Arithmetic(inputs=(3, 4), function="add"),
+        r.Arithmetic(inputs=(6, 5), function="sub"),
+    ),
+    "levels_behind_a_curve": lambda: program(
+        (4, 6, 6), conv(r.Binary(signs(4, 4, 3, 3)), levels=FINE), r.Activation(inputs=(1,), function="silu"),
+        conv_of(2, r.Binary(signs(4, 4, 1, 1)), levels=r.Levels(0.1, signed=True)),
+    ),
 }  # fmt: skip
 
 
-def conv_of(value: int, weight: r.Weight) -> r.Conv:
-    return r.Conv(inputs=(value,), weight=weight)
+def levels_chain() -> r.Program:
+    """Layers with levels that follow each other, with limits, maxima and a reshape between them."""
+    return program(
+        (3, 16, 16), conv(r.Dense(reals(8, 3, 3, 3)), padding=SAME), r.Activation(inputs=(1,), function="relu"),
+        conv_of(2, stacked(16, 2, 6, 4, 3, 3), padding=SAME, shift=reals(16), levels=FINE),
+        r.Activation(inputs=(3,), function="relu6"),
+        r.Pool(inputs=(4,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),
+        conv_of(5, stacked(12, 4, 6, 4, 3, 3), padding=SAME, levels=COARSE),
+        r.Activation(inputs=(6,), function="hardtanh", a=-0.5, b=4.5),
+        r.Pool(inputs=(7,), kind="max", kernel=(2, 2), stride=(2, 2)),
+        r.Pool(inputs=(8,), kind="max", kernel=(2, 2), stride=(2, 2)), r.Reshape(inputs=(9,), shape=(-1,)),
+        r.Linear(inputs=(10,), weight=stacked(20, 3, 7, 16), levels=r.Levels(0.07, signed=True)),
+        r.Linear(inputs=(11,), weight=r.Dense(reals(4, 20))),
+    )  # fmt: skip
+
+
+def levels_residual() -> r.Program:
+    """Values that are read as levels and as numbers: the sum of a residual block, and a maximum that is the result."""
+    return program(
+        (8, 9, 9), conv(r.Binary(signs(8, 8, 3, 3), reals(8)), padding=SAME, levels=r.Levels(0.03, signed=True)),
+        r.Activation(inputs=(1,), function="relu"),
+        conv_of(2, stacked(8, 2, 5, 4, 3, 3), padding=SAME, shift=reals(8), levels=COARSE),
+        r.Activation(inputs=(3,), function="relu"),
+        conv_of(4, stacked(8, 2, 5, 4, 3, 3), padding=SAME, shift=reals(8), levels=COARSE),
+        r.Arithmetic(inputs=(5, 2), function="add"), r.Activation(inputs=(6,), function="relu"),
+        conv_of(7, stacked(8, 2, 5, 4, 3, 3), padding=SAME, shift=reals(8), levels=COARSE),
+        r.Pool(inputs=(8,), kind="max", kernel=(2, 2), stride=(2, 2)),
+        conv_of(9, r.Binary(signs(8, 8, 1, 1)), levels=r.Levels(0.5, signed=True)),
+        r.Arithmetic(inputs=(10, 9), function="add"),
+    )  # fmt: skip
+
+
+def conv_of(value: int, weight: r.Weight, **options: Any) -> r.Conv:
+    return r.Conv(inputs=(value,), weight=weight, **options)
 
 
 def shared(weight: r.Weight) -> r.Program:

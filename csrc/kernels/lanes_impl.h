@@ -257,7 +257,7 @@ static void lanes_run(const sb_conv *conv, const float *in, float *out, void *me
 }
 
 static const sb_conv_kernel lanes_kernel = {
-    "lanes", lanes_cost, lanes_prepared_size, lanes_prepare, lanes_scratch_size, lanes_run,
+    "lanes", lanes_cost, lanes_prepared_size, lanes_prepare, lanes_scratch_size, lanes_run, NULL,
 };
 
 #endif

@@ -124,8 +124,8 @@ static void pool_planes(const sb_pool *pool, const float *in, float *out) {
     }
 }
 
-static const sb_conv_kernel *const CONVS[] = {&sb_portable_conv, &sb_portable_xnor, NULL};
+static const sb_conv_kernel *const CONVS[] = {&sb_portable_conv, &sb_portable_xnor, &sb_portable_levels, NULL};
 
 const sb_kernels sb_kernels_portable = {
     .name = "portable", .convs = CONVS, .function = function, .arithmetic = arithmetic, .affine = affine,
-    .pool = pool_planes};
+    .pool = pool_planes, .round = sb_round_to_levels, .pool_levels = sb_pool_levels};

@@ -6,6 +6,11 @@
 
 extern const sb_conv_kernel sb_portable_conv; /* any convolution */
 extern const sb_conv_kernel sb_portable_xnor; /* signs of the input against bits */
+extern const sb_conv_kernel sb_portable_levels; /* levels of the input against bits */
+
+/* The nearest level of every number; maxima of levels. */
+void sb_round_to_levels(sb_levels levels, const float *in, int8_t *out, size_t count);
+void sb_pool_levels(const sb_pool *pool, int8_t lowest, const int8_t *in, int8_t *out);
 
 /* Computes into `map` (out_height x out_width) the convolution of one block of input channels with one stored filter:
  * input channels block * depth ... of the whole input. */

@@ -466,5 +466,5 @@ static void table_run(const sb_conv *conv, const float *in, float *out, void *me
 }
 
 static const sb_conv_kernel table_kernel = {
-    "table", table_cost, table_prepared_size_here, table_prepare_here, table_scratch_size, table_run,
+    "table", table_cost, table_prepared_size_here, table_prepare_here, table_scratch_size, table_run, NULL,
 };

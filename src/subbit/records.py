@@ -129,6 +129,30 @@ class Stacked:
 Weight = Dense | Binary | Stacked
 
 
+@dataclass(frozen=True)
+class Levels:
+    """Seven bits for the input of a layer of ±1 filters: x counts as step · its nearest level.
+
+    Levels are 0…127, or −64…63 where `signed`. A layer with levels adds up whole numbers; docs/format.md says how, to
+    the last bit.
+    """
+
+    step: float  # rounded to fp32, as the file has it
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        with np.errstate(over="ignore"):
+            object.__setattr__(self, "step", float(np.float32(self.step)))
+
+    @property
+    def lowest(self) -> int:
+        return -64 if self.signed else 0
+
+    @property
+    def highest(self) -> int:
+        return 63 if self.signed else 127
+
+
 # ------------------------------------------------------------------------------------------- operations
 # Shapes never contain the batch. Spatial attributes are (height, width); a 1-d convolution or pooling over a
 # value (C, L) has height 1 and treats it as (C, 1, L), which is the same memory.
@@ -155,7 +179,8 @@ class Conv(Op):
 
     Zero padding, per side: (top, bottom, left, right). With `binary_input` the input is replaced by its signs
     (sign(0) = +1) *before* it is padded with zeros, and the sum is an integer. The record's own scales still hold;
-    `scale` and `shift` come on top (folded BatchNorm and bias); None means ones and zeros.
+    `scale` and `shift` come on top (folded BatchNorm and bias); None means ones and zeros. With `levels` the input is
+    rounded to them first; that is for ±1 filters, and not together with `binary_input`.
     """
 
     weight: Weight
@@ -166,6 +191,7 @@ class Conv(Op):
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     binary_input: bool = False
+    levels: Levels | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -176,6 +202,7 @@ class Linear(Op):
     scale: Float32 | None = None
     shift: Float32 | None = None
     binary_input: bool = False
+    levels: Levels | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

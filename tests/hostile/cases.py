@@ -21,12 +21,18 @@ def linear(flags: int, *sizes: int, mask: int = 0) -> bytes:
 
 
 def conv(*sizes: int, flags: int = DENSE, mask: int = 0, attributes: bytes = b"") -> bytes:
-    return op(r.Conv, 1, mask, flags | PLANE, *sizes) + attributes
+    return op(r.Conv, 1, bytes([mask]), flags | PLANE, *sizes) + attributes
 
 
 def one_by_one(mask: int, attributes: bytes) -> bytes:
     """A sound convolution of the 4 channels but for its attributes."""
     return network(conv(1, 4, 1, 1, mask=mask, attributes=attributes), payload=numbers(1, 2, 3, 4))
+
+
+def rounded(*attribute: int | float | bytes, minor: int = 1, flags: int = BINARY, mask: int = 8) -> bytes:
+    """A linear layer of 4 features whose levels are this attribute."""
+    payload = numbers(1, 2, 3, 4) if flags == DENSE else b"\x05"
+    return network(linear(flags, 1, 4, mask=mask) + raw(*attribute), payload=payload, minor=minor)
 
 
 def lengths(*claimed: int) -> bytes:
@@ -47,7 +53,8 @@ HEADER = {
     "byte_order_mark_damaged": Hostile(SOUND[:4] + b"\x00\x00" + SOUND[6:], "byte order"),
     "major_version_before": Hostile(SOUND[:6] + b"\x00\x00" + SOUND[8:], "version"),
     "major_version_behind": Hostile(SOUND[:6] + b"\x02\x00" + SOUND[8:], "version"),
-    "minor_version_behind": Hostile(SOUND[:6] + b"\x01\x01" + SOUND[8:], "version"),
+    "minor_version_behind": Hostile(SOUND[:6] + b"\x01\x02" + SOUND[8:], "version"),
+    "minor_version_without_need": Hostile(SOUND[:6] + b"\x01\x01" + SOUND[8:], "version"),
     "length_huge": Hostile(SOUND[:8] + b"\xff\xff\xff\xff" + SOUND[12:], "length"),
     "length_zero": Hostile(SOUND[:8] + bytes(4) + SOUND[12:], "length"),
     "trailing_byte": Hostile(SOUND + b"\0", "length"),
@@ -202,6 +209,32 @@ NUMBERS = {
 }
 
 
+LEVELS = {
+    "levels_in_version_1_0": Hostile(rounded(0, 0.5, minor=0), "program"),
+    "levels_of_a_convolution_in_version_1_0": Hostile(
+        network(conv(1, 4, 1, 1, flags=BINARY, mask=128, attributes=raw(0, 0.5)), payload=b"\0"), "program"
+    ),
+    "levels_of_unknown_sign": Hostile(rounded(2, 0.5), "program"),
+    "levels_cut": Hostile(rounded(0, b"\0\0"), "length"),
+    "levels_missing": Hostile(rounded(), "length"),
+    "levels_0_apart": Hostile(rounded(0, 0.0), "limit"),
+    "levels_a_negative_step_apart": Hostile(rounded(0, -0.5), "limit"),
+    "levels_a_subnormal_step_apart": Hostile(rounded(1, 1e-40), "limit"),
+    "levels_a_tiny_step_apart": Hostile(rounded(1, 2.0**-65), "limit"),
+    "levels_a_huge_step_apart": Hostile(rounded(1, 2.0**65), "limit"),
+    "levels_an_infinite_step_apart": Hostile(rounded(0, INF), "value"),
+    "levels_a_nan_step_apart": Hostile(rounded(0, NAN), "value"),
+    "levels_of_dense_filters": Hostile(rounded(0, 0.5, flags=DENSE), "program"),
+    "levels_of_real_filters": Hostile(
+        network(linear(VALUES, 1, 1, 1, 4, mask=8) + raw(0, 0.5), payload=numbers(1, 2, 3, 4), minor=1), "program"
+    ),
+    "levels_and_signs_of_the_input": Hostile(rounded(0, 0.5, mask=12), "program"),
+    "scale_and_step_overflow_together": Hostile(
+        network(linear(BINARY, 1, 4, mask=9) + raw(0, 2.0**64), payload=b"\0" + numbers(2.0**64), minor=1), "value"
+    ),
+}
+
+
 def misfit(*ops: bytes, shape: tuple[int, ...] = (4, 4, 4), payload: bytes = b"", status: str = "shape") -> Hostile:
     """Sound operations that do not fit each other."""
     return Hostile(network(*ops, shape=shape, payload=payload), status, decodes=True)
@@ -296,4 +329,4 @@ TEXTS = {
     "preprocessing_cut": Hostile(described(raw(0, 127, 0.5)), "length"),
 }
 
-CASES: dict[str, Hostile] = HEADER | PROGRAM | WEIGHTS | NUMBERS | SHAPES | TEXTS
+CASES: dict[str, Hostile] = HEADER | PROGRAM | WEIGHTS | NUMBERS | LEVELS | SHAPES | TEXTS

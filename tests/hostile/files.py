@@ -42,15 +42,16 @@ def op(kind: type[Op], *fields: int | float | bytes) -> bytes:
     return raw(BY_TYPE[kind].code, *fields)
 
 
-def sections(program: bytes, names: bytes = b"", metadata: bytes = b"", payload: bytes = b"") -> bytes:
+def sections(program: bytes, names: bytes = b"", metadata: bytes = b"", payload: bytes = b"", minor: int = 0) -> bytes:
     """A file of these sections with a header that fits."""
     parts = (program, names, metadata, payload)
-    return seal(bytes(CHECKED_FROM) + struct.pack("<4I", *map(len, parts)) + b"".join(parts))
+    return seal(bytes(CHECKED_FROM) + struct.pack("<4I", *map(len, parts)) + b"".join(parts), minor)
 
 
-def seal(data: bytes) -> bytes:
+def seal(data: bytes, minor: int = 0) -> bytes:
     """The same bytes with the right magic, version, length and checksum in front."""
-    head = MAGIC + b"\xff\xfe\x01\x00" + struct.pack("<II", len(data), zlib.crc32(data[CHECKED_FROM:]))
+    version = bytes([1, minor])
+    head = MAGIC + b"\xff\xfe" + version + struct.pack("<II", len(data), zlib.crc32(data[CHECKED_FROM:]))
     return head + data[CHECKED_FROM:]
 
 
@@ -63,11 +64,12 @@ def network(
     payload: bytes = b"",
     names: bytes = b"",
     metadata: bytes = b"",
+    minor: int = 0,
 ) -> bytes:
     """A file of these operations; `count` and `output` lie about them."""
     head = raw(storage, len(shape), *shape, len(ops) if count is None else count)
     program = head + uint(len(ops) if output is None else output) + b"".join(ops)
-    return sections(program, names, metadata, payload)
+    return sections(program, names, metadata, payload, minor=minor)
 
 
 def numbers(*values: float) -> bytes:
@@ -105,7 +107,7 @@ def sealed_flips(data: bytes, every: int = 1) -> Iterator[bytes]:
     every so many-th is enough (any bits are numbers)."""
     payload = 8 * (len(data) - len(_parts(data)[-1]))
     for bit in (*range(8 * CHECKED_FROM, payload), *range(payload, 8 * len(data), every)):
-        yield seal(_flipped(data, bit))
+        yield seal(_flipped(data, bit), data[7])
 
 
 def sealed_truncations(data: bytes) -> Iterator[bytes]:
@@ -113,7 +115,8 @@ def sealed_truncations(data: bytes) -> Iterator[bytes]:
     parts = _parts(data)
     for i, part in enumerate(parts):
         for size in range(len(part)):
-            yield sections(*(part[:size] if i == j else other for j, other in enumerate(parts)))
+            program, names, metadata, payload = (part[:size] if i == j else other for j, other in enumerate(parts))
+            yield sections(program, names, metadata, payload, minor=data[7])
 
 
 def _parts(data: bytes) -> list[bytes]:

@@ -27,6 +27,7 @@ from subbit.format.limits import (
     MAX_OPS,
     MAX_RANK,
     MINOR,
+    MINOR_OF_LEVELS,
 )
 from subbit.format.ops import read_op, write_op
 from subbit.format.stream import Part, Reader, Writer
@@ -79,7 +80,7 @@ class Sizes:
 def encode(program: Program) -> bytes:
     """The file of a network."""
     writer, names, metadata = _write(program)
-    return _assemble(bytes(writer.program), names, metadata, bytes(writer.payload))
+    return _assemble(writer.minor, bytes(writer.program), names, metadata, bytes(writer.payload))
 
 
 def sizes(program: Program) -> Sizes:
@@ -101,6 +102,7 @@ def decode(data: bytes) -> Program:
     """The network of a file; raises `FormatError` for anything but a sound file of a known version."""
     program, names, metadata, payload = _sections(memoryview(data))
     reader = Reader("f32", program, payload)
+    reader.minor = data[7]
     storage = reader.byte()
     if storage >= len(_STORAGES):
         raise FormatError(f"number format {storage} is unknown to this version")
@@ -116,6 +118,9 @@ def decode(data: bytes) -> Program:
         reader.op, reader.where = i, f"operation {i}"
         ops.append(read_op(reader, i + 1))
     reader.finish()
+    needed = max((MINOR_OF_LEVELS for op in ops if isinstance(op, Conv | Linear) and op.levels), default=0)
+    if reader.minor != needed:
+        raise FormatError(f"version {MAJOR}.{reader.minor}, but nothing in it is newer than {MAJOR}.{needed}")
     labels, preprocessing = _read_metadata(metadata)
     return Program(input_shape, tuple(_named(ops, names)), output, reader.storage, labels, preprocessing)
 
@@ -157,13 +162,13 @@ def _stored_form(program: Program) -> list[Op]:
     return ops
 
 
-def _assemble(program: bytes, names: bytes, metadata: bytes, payload: bytes) -> bytes:
+def _assemble(minor: int, program: bytes, names: bytes, metadata: bytes, payload: bytes) -> bytes:
     sections = (program, names, metadata, payload)
     total = HEADER_SIZE + sum(map(len, sections))
     if total > MAX_FILE:
         raise PackError(f"the file would have {total} bytes, at most {MAX_FILE} are possible")
     checked = struct.pack("<4I", *map(len, sections)) + b"".join(sections)
-    start = MAGIC + BYTE_ORDER_MARK + struct.pack("<BBII", MAJOR, MINOR, total, zlib.crc32(checked))
+    start = MAGIC + BYTE_ORDER_MARK + struct.pack("<BBII", MAJOR, minor, total, zlib.crc32(checked))
     return start + checked
 
 

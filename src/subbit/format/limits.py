@@ -7,7 +7,8 @@ from typing import Final
 MAGIC: Final = b"SBIT"
 BYTE_ORDER_MARK: Final = b"\xff\xfe"  # 0xFEFF, least significant byte first
 MAJOR: Final = 1
-MINOR: Final = 0
+MINOR: Final = 1  # the newest that is read; a file has the lowest that suffices
+MINOR_OF_LEVELS: Final = 1
 
 HEADER_SIZE: Final = 32
 CHECKED_FROM: Final = 16  # the checksum covers everything from here to the end
@@ -28,4 +29,6 @@ MAX_LABELS: Final = 2**16
 MAX_LABEL: Final = 1023  # bytes
 MIN_FACTOR: Final = 2.0**-24  # of an upsampling
 MAX_FACTOR: Final = 2.0**24
+MIN_STEP: Final = 2.0**-64  # between two levels of an input
+MAX_STEP: Final = 2.0**64
 MAX_UINT: Final = 2**31 - 1  # any integer of the program section

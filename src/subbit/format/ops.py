@@ -29,11 +29,14 @@ from subbit.format.limits import (
     MAX_OPS,
     MAX_RANK,
     MAX_SHARED,
+    MAX_STEP,
     MAX_WEIGHTS,
     MIN_FACTOR,
+    MIN_STEP,
+    MINOR_OF_LEVELS,
 )
 from subbit.format.stream import Reader, Writer
-from subbit.records import Binary, Dense, Op, Shape, Stacked, Weight
+from subbit.records import Binary, Dense, Levels, Op, Shape, Stacked, Weight
 from subbit.selection import fixed_selection
 
 
@@ -185,6 +188,27 @@ def _possible_factor(value: float) -> bool:
     return value == 0 or MIN_FACTOR <= value <= MAX_FACTOR
 
 
+def _write_levels(writer: Writer, levels: Levels) -> None:
+    _check_step(PackError, writer.where, levels.step)
+    writer.minor = max(writer.minor, MINOR_OF_LEVELS)
+    writer.byte(levels.signed)
+    writer.real(levels.step)
+
+
+def _read_levels(reader: Reader) -> Levels:
+    signed = reader.byte()
+    if signed > 1:
+        raise FormatError(f"{reader.where}: choice {signed} is unknown to this version")
+    step = reader.real()
+    _check_step(FormatError, reader.where, step)
+    return Levels(step, bool(signed))
+
+
+def _check_step(failure: Failure, where: str, step: float) -> None:
+    if not MIN_STEP <= step <= MAX_STEP:
+        raise failure(f"{where}: levels {step} apart, possible are {MIN_STEP} to {MAX_STEP}")
+
+
 def _write_offsets(writer: Writer, offsets: tuple[int, ...]) -> None:
     for value in offsets:
         writer.sint(value)
@@ -203,6 +227,7 @@ SHAPE = Codec(_write_shape, _read_shape)
 ARRAY = Codec(_write_array, lambda reader: reader.reals(reader.dims(_read_rank(reader))))
 VECTOR = Codec(_write_vector, _read_vector)
 FACTOR = Codec(_write_factor, _read_factor)
+LEVELS = Codec(_write_levels, _read_levels)
 
 
 # ---------------------------------------------------------------------------------------------- weights
@@ -375,14 +400,15 @@ class Layout:
 
 
 _WEIGHTED: Attributes = (("scale", _channels("scales")), ("shift", _channels("rest")))
+_LEVELS: Attributes = (("levels", LEVELS),)  # the last attribute, which version 1.0 does not have
 _POOL_KIND = _choice("max", "avg")
 
 LAYOUTS = (
     Layout(1, records.Conv, 1, (("weight", _weight(1, 2)),),
            (*_WEIGHTED, ("stride", PAIR), ("padding", SIDES), ("dilation", PAIR), ("groups", SIZE),
-            ("binary_input", FLAG))),
+            ("binary_input", FLAG), *_LEVELS)),
     Layout(2, records.Linear, 1, (("weight", _weight(0)),),
-           (*_WEIGHTED, ("binary_input", FLAG))),
+           (*_WEIGHTED, ("binary_input", FLAG), *_LEVELS)),
     Layout(3, records.Affine, 1, (), (("scale", VECTOR), ("shift", VECTOR))),
     Layout(4, records.Activation, 1, (("function", _choice(*get_args(records.ActivationKind))),),
            (("a", REAL), ("b", REAL))),
@@ -446,7 +472,8 @@ def read_op(reader: Reader, own: int) -> Op:
     if any(not 1 <= distance <= own for distance in distances):
         raise FormatError(f"{reader.where}: an input that does not exist yet (a cycle, or a value out of range)")
     mask = reader.byte() if layout.optional else 0
-    if mask >> len(layout.optional):
+    known = len(layout.optional) - (reader.minor < MINOR_OF_LEVELS and layout.optional[-1:] == _LEVELS)
+    if mask >> known:
         raise FormatError(f"{reader.where}: attributes unknown to this version (mask {mask:#04x})")
     attributes: dict[str, Any] = {name: codec.read(reader) for name, codec in layout.required}
     for i, (name, codec) in enumerate(layout.optional):
@@ -468,14 +495,27 @@ def _check_numbers(failure: Failure, where: str, op: Op) -> None:
         sizes = (*op.kernel, *op.stride, *op.dilation)
     if 0 in sizes:
         raise failure(f"{where}: a stride, dilation, window or number of groups of 0")
-    if isinstance(op, records.Conv | records.Linear) and op.scale is None and _has_ratios(op.weight):
-        raise failure(f"{where}: ratios without a scale that they refer to")
+    if isinstance(op, records.Conv | records.Linear):
+        if op.scale is None and _has_ratios(op.weight):
+            raise failure(f"{where}: ratios without a scale that they refer to")
+        if op.levels is not None:
+            _check_levels(failure, where, op)
     if isinstance(op, records.Slice) and op.step == 0:
         raise failure(f"{where}: a slice with step 0")
     if isinstance(op, records.LayerNorm) and op.eps < 0:
         raise failure(f"{where}: a negative eps of {op.eps}")
     if isinstance(op, records.Activation) and op.function == "softplus" and op.a == 0:
         raise failure(f"{where}: softplus with beta 0")
+
+
+def _check_levels(failure: Failure, where: str, op: records.Conv | records.Linear) -> None:
+    signs = isinstance(op.weight, Binary) or (isinstance(op.weight, Stacked) and op.weight.binary)
+    if not signs or op.binary_input:
+        raise failure(f"{where}: levels of the input go with ±1 filters, and not with the signs of the input")
+    if op.levels is not None and op.scale is not None:
+        with np.errstate(over="ignore"):
+            if not np.isfinite(op.scale * np.float32(op.levels.step)).all():
+                raise failure(f"{where}: the scale of a channel times the step between levels overflows")
 
 
 def _has_ratios(weight: Weight) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from subbit import bits
 from subbit.errors import FormatError, PackError
-from subbit.format.limits import MAX_DIM, MAX_ELEMENTS, MAX_UINT
+from subbit.format.limits import MAX_DIM, MAX_ELEMENTS, MAX_UINT, MINOR
 from subbit.records import Float32, Int8, Int64, Shape, Storage, Weight
 
 Part = Literal["filters", "indices", "scales", "rest"]
@@ -54,6 +54,7 @@ class Writer:
         self.blocks = 0  # of all stacked weights so far
         self.weights: dict[int, int] = {}  # id of a stored weight -> the operation that stores it
         self.shared = 0  # numbers of the filters of shared weights so far
+        self.minor = 0  # the lowest minor version that has everything written
 
     # -- program ------------------------------------------------------------------------------------
 
@@ -121,6 +122,7 @@ class Reader:
         self.blocks = 0
         self.weights: dict[int, Weight] = {}  # stored weights by operation
         self.shared = 0
+        self.minor = MINOR  # of the file
 
     # -- program ------------------------------------------------------------------------------------
 

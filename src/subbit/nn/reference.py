@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from subbit import records
 from subbit.errors import ModelError
-from subbit.records import Op, Program
+from subbit.records import Binary, Levels, Op, Program, Stacked
 
 
 def run(program: Program, x: Tensor) -> list[Tensor]:
@@ -60,22 +62,82 @@ def _scaled(op: records.Conv | records.Linear | records.Affine, y: Tensor, dim: 
 
 
 def _conv(op: records.Conv, x: Tensor) -> Tensor:
-    weight = _tensor(op.weight.weight())
+    weight = op.weight
     flat = x.dim() == 3  # (N, C, L) as (N, C, 1, L)
     if flat:
-        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+        x = x.unsqueeze(2)
     if op.binary_input:
         x = _signs(x)
+    if op.levels is not None:
+        x = round_to_levels(op.levels, x).double()
     top, bottom, left, right = op.padding
     x = F.pad(x, (left, right, top, bottom))
-    y = _scaled(op, F.conv2d(x, weight, None, op.stride, 0, op.dilation, op.groups), 1)
+
+    def convolve(filters: Tensor, groups: int) -> Tensor:
+        kernel = filters.unsqueeze(2) if flat else filters
+        return F.conv2d(x, kernel.to(x.dtype), None, op.stride, 0, op.dilation, groups)
+
+    if op.levels is None:
+        y = _scaled(op, convolve(_tensor(weight.weight()), op.groups), 1)
+    elif isinstance(weight, Stacked):  # every shared filter over every block: (N, groups, k, m, H, W)
+        blocks = op.groups * weight.blocks
+        maps = convolve(_tensor(np.tile(weight.bank, (blocks, *[1] * (weight.bank.ndim - 1)))), blocks)
+        y = _merged(op, op.levels, maps.reshape(len(x), op.groups, weight.blocks, weight.filters, *maps.shape[2:]))
+    else:
+        assert isinstance(weight, Binary)
+        y = _merged(op, op.levels, convolve(_tensor(weight.signs), op.groups))
     return y.squeeze(2) if flat else y
 
 
 def _linear(op: records.Linear, x: Tensor) -> Tensor:
+    if op.levels is not None:  # a convolution of one tap: rows are columns of a plane of height 1
+        features = x.shape[-1]
+        columns = x.reshape(len(x), -1, features).transpose(1, 2).unsqueeze(2)
+        y = _conv(_one_by_one(op), columns).squeeze(2).transpose(1, 2)
+        return y.reshape(*x.shape[:-1], -1)
     if op.binary_input:
         x = _signs(x)
     return _scaled(op, F.linear(x, _tensor(op.weight.weight())), -1)
+
+
+def _one_by_one(op: records.Linear) -> records.Conv:
+    weight = op.weight
+    if isinstance(weight, Stacked):
+        weight = replace(weight, bank=weight.bank[:, :, None, None])
+    elif isinstance(weight, Binary):
+        weight = replace(weight, signs=weight.signs[:, :, None, None])
+    return records.Conv(inputs=op.inputs, weight=weight, scale=op.scale, shift=op.shift, levels=op.levels)
+
+
+def round_to_levels(levels: Levels, x: Tensor) -> Tensor:
+    """The nearest levels, as whole fp32 numbers; ties go to the even one and NaN to the highest."""
+    factor = np.float32(1) / np.float32(levels.step)
+    return (x * float(factor)).nan_to_num(levels.highest).round().clamp(levels.lowest, levels.highest)
+
+
+def _merged(op: records.Conv, levels: Levels, maps: Tensor) -> Tensor:
+    """Scales and shifts in fp32, every product and every sum rounded by itself, blocks in their order.
+
+    `maps` are sums of levels, exact in fp64: (N, groups, k, m, H, W) of a stack, (N, c_out, H, W) of plain filters.
+    """
+    folded = records.fold_scales(op)
+    weight = folded.weight
+    maps = maps.float()
+    if isinstance(weight, Stacked):
+        stack = op.weight
+        assert isinstance(stack, Stacked)  # not compacted: the maps are those of all filters
+        group = torch.arange(len(stack.index)) // (len(stack.index) // op.groups)
+        index = torch.from_numpy(stack.index)
+        total = maps[:, group, 0, index[:, 0]]
+        for i in range(1, stack.blocks):
+            term = maps[:, group, i, index[:, i]]
+            total = total + (term if weight.scale is None else term * _along(weight.scale[:, i], term, 1))
+    else:
+        total = maps
+    step = np.float32(levels.step)
+    scale = np.full(weight.shape[0], step) if folded.scale is None else folded.scale * step
+    shift = np.zeros_like(scale) if folded.shift is None else folded.shift
+    return total * _along(scale, total, 1) + _along(shift, total, 1)
 
 
 _FUNCTIONS: dict[str, Callable[[records.Activation, Tensor], Tensor]] = {

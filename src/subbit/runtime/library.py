@@ -13,7 +13,7 @@ from typing import Final
 from subbit.errors import ConfigError, FormatError, InputError, MissingDependency, SubbitError
 
 MAX_RANK: Final = 6
-FORMAT_VERSION: Final = "1.0"  # of the core that these declarations describe
+FORMAT_VERSION: Final = "1.1"  # of the core that these declarations describe
 
 _FILES: Final = {"win32": "subbit_core.dll", "darwin": "libsubbit_core.dylib"}
 
