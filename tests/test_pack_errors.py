@@ -56,6 +56,13 @@ UNSUPPORTED: dict[str, tuple[nn.Module, str]] = {
     "dropout_in_eval": (Block(lambda x: F.dropout(x, 0.5)), r"training=self.training"),
     "random": (Block(lambda x: x + torch.rand_like(x)), r"rand_like"),
     "complex": (Block(lambda x: torch.fft.fft(x).real), r"fft"),
+    "power_that_is_trained": (
+        Block(lambda x: x.abs() ** torch.ones(1)),
+        r"1\.1 \(Block\): a power that is not a number",
+    ),
+    "power_zero": (Block(lambda x: x**0), r"1\.1 \(Block\): power 0: supported are"),
+    "several_lists": (Block(lambda x: x[:, [0, 1], [2, 3]]), r"1\.1 \(Block\): an index of several lists"),
+    "private_name": (nn.Threshold(0.1, 20), r"1\.1 \(Threshold\): the operation threshold"),
     "near_miss": (Block(lambda x: torch.erf(x)), r"the operation erf has no packed form"),
 }
 
@@ -132,6 +139,14 @@ def test_modules_that_are_not_materialised() -> None:
     with pytest.raises(PackError, match="run one batch"):
         to_program(model, IMAGE)
     assert isinstance(model[0].weight, nn.UninitializedParameter)
+
+
+@pytest.mark.parametrize("part", ["weight", "running_mean"])
+def test_values_that_are_nowhere(part: str) -> None:
+    model = nested(nn.BatchNorm2d(4))
+    setattr(model[1][1], part, getattr(nn.BatchNorm2d(4, device="meta"), part))  # type: ignore[index]
+    with pytest.raises(PackError, match=rf"1\.1\.{part} is on the meta device"):
+        to_program(model, IMAGE)
 
 
 def test_scripted_modules() -> None:

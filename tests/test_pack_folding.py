@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subbit
+from subbit.errors import PackError
 from subbit.format import decode, encode
 from subbit.methods import BNN, BWN, SLBF, BinaryConnect
 from subbit.methods.base import CompressedLayer, Method
+from subbit.nn.lowering.simplify import Graph, numbered
 from subbit.nn.pack import to_program
-from subbit.records import Affine, Binary, Conv, Dense, LayerNorm, Linear, Stacked
+from subbit.records import Affine, Binary, Conv, Dense, LayerNorm, Linear, Pool, Stacked
 from tests.parity import assert_parity, kinds, only, randomise_norms
 
 IMAGE = (4, 8, 8)
@@ -367,3 +369,14 @@ def test_names_are_the_paths_of_the_user_s_modules() -> None:
     layers = {name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)}
     assert len(names) == len(set(names))
     assert set(names) == layers
+
+
+def test_a_packed_form_of_another_shape_is_refused() -> None:
+    wrong = Graph(
+        ops={1: Pool(inputs=(0,), kind="max", kernel=(2, 2), stride=(2, 2))},
+        shapes={0: (3, 8, 8), 1: (3, 8, 4)},
+        origins={},
+        output=1,
+    )
+    with pytest.raises(PackError, match=r"Pool, value 1\): PyTorch gives \(3, 8, 4\), its packed form \(3, 4, 4\)"):
+        numbered(wrong)

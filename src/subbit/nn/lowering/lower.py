@@ -27,6 +27,7 @@ HANDLERS: dict[str, Handler] = {
     "conv1d": weighted.conv(1), "conv2d": weighted.conv(2), "linear": weighted.linear, "matmul": weighted.matmul,
     "mm": weighted.matmul, "addmm": weighted.addmm, "batch_norm": weighted.batch_norm,
     "layer_norm": weighted.layer_norm, "group_norm": weighted.group_norm, "instance_norm": weighted.instance_norm,
+    "rms_norm": weighted.rms_norm, "local_response_norm": weighted.local_response_norm,
     **ELEMENTWISE, **SPATIAL, **MOVEMENT,
 }  # fmt: skip
 
@@ -140,7 +141,7 @@ class _Lowering:
             return handler(b, *args, **kwargs)
         except SubbitError:
             raise
-        except (TypeError, ValueError, AttributeError, AssertionError, IndexError) as error:
+        except Exception as error:
             raise b.error(f"{name} with these arguments has no packed form ({error})") from error
 
     def _argument(self, argument: Any) -> Any:
@@ -185,8 +186,7 @@ def _base(tensor: Tensor) -> Tensor:
 
 def _operation(target: Any) -> str:
     """The name that all spellings of an operation share: relu for F.relu, torch.relu_, Tensor.relu and nn.ReLU."""
-    name = target if isinstance(target, str) else target.__name__
-    name = name.strip("_") if name.startswith("__") else name.removesuffix("_")
+    name = (target if isinstance(target, str) else target.__name__).strip("_")
     return _ALIASES.get(name, name)
 
 

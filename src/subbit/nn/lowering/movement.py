@@ -63,7 +63,9 @@ def expand(b: Builder, input: Value, *args: Any, **kwargs: Any) -> Value:
 
 
 def repeat(b: Builder, input: Value, *sizes: Any) -> Value:
+    """repeat and tile, which may name the last dimensions only."""
     counts = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else list(sizes)
+    counts = [1] * (input.rank + 1 - len(counts)) + counts
     b.require(len(counts) == input.rank + 1 and counts[0] == 1, "repeats the batch")
     return _repeat(b, input, counts[1:])
 
@@ -215,6 +217,8 @@ def getitem(b: Builder, input: Any, index: Any) -> Any:
         missing = input.rank + 1 - sum(i is not None and i is not Ellipsis for i in items)
         items[at : at + 1] = [slice(None)] * missing
     b.require(items[0] == slice(None) or _whole_batch(b, items[0]), "indexes the batch: images must stay apart")
+    lists = sum(isinstance(item, list | Tensor) for item in items)
+    b.require(lists <= 1, "an index of several lists of numbers has no packed form: supported is one list")
     x, dim = input, 0
     for item in items[1:]:
         x, dim = _index(b, x, dim, item)
@@ -265,6 +269,30 @@ def _sum(b: Builder, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
     count = prod(x.shape[d] for d in dims)
     scaled = b.scalar(_mean(b, x, dims, keepdim=True), float(count))
     return scaled if keepdim else b.reshape(scaled, tuple(s for d, s in enumerate(x.shape) if d not in dims))
+
+
+def variance(
+    b: Builder,
+    input: Value,
+    dim: Any = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> Value:
+    """Σ (x − mean)² / (n − correction)."""
+    b.require(dim is not None and not isinstance(dim, bool), "takes the variance over the batch: name the dimensions")
+    dims = b.dims(dim, input.rank)
+    count = prod(input.shape[d] for d in dims)
+    fewer = count - (float(unbiased) if correction is None else correction)
+    b.require(fewer > 0, f"a variance of {count} numbers is not defined: pass correction=0")
+    above = b.arithmetic("sub", input, _mean(b, input, dims, keepdim=True))
+    scaled = b.scalar(_mean(b, b.arithmetic("mul", above, above), dims, keepdim=True), count / fewer)
+    return scaled if keepdim else b.reshape(scaled, b.shape)
+
+
+def deviation(b: Builder, input: Value, *args: Any, **kwargs: Any) -> Value:
+    return activation(b, variance(b, input, *args, **kwargs), "sqrt")
 
 
 def amax(b: Builder, input: Value, dim: Any = (), keepdim: bool = False) -> Value:
@@ -336,7 +364,8 @@ MOVEMENT: dict[str, Handler] = {
     "cat": cat, "concat": cat, "concatenate": cat, "stack": stack, "split": split, "split_with_sizes": split,
     "chunk": chunk, "tensor_split": tensor_split, "unbind": unbind, "narrow": narrow, "select": select,
     "index_select": index_select, "flip": flip, "roll": roll, "getitem": getitem,
-    "mean": mean, "sum": total, "amax": amax, "amin": amin, "max": maximum_along, "min": minimum_along,
+    "mean": mean, "sum": total, "var": variance, "std": deviation, "amax": amax, "amin": amin, "max": maximum_along,
+    "min": minimum_along,
     "softmax": softmax, "log_softmax": log_softmax, "norm": norm, "vector_norm": norm,
     "linalg_vector_norm": norm, "normalize": normalize, "zeros_like": new_constant(0.0), "ones_like": new_constant(1.0),
     "new_zeros": new_constant(0.0), "new_ones": new_constant(1.0), "new_full": new_constant(None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isinf
 from typing import Any, Literal
 
 import numpy as np
@@ -42,7 +43,7 @@ def rrelu(
 
 
 def hardtanh(b: Builder, input: Value, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Value:
-    return activation(b, input, "hardtanh", min_val, max_val)
+    return clamp(b, input, min_val, max_val)
 
 
 def elu(b: Builder, input: Value, alpha: float = 1.0, inplace: bool = False) -> Value:
@@ -99,6 +100,7 @@ def prelu(b: Builder, input: Value, weight: Tensor) -> Value:
 
 
 def clamp(b: Builder, input: Value, min: Any = None, max: Any = None) -> Value:
+    min, max = (None if isinstance(bound, float) and isinf(bound) else bound for bound in (min, max))
     numbers = all(bound is None or isinstance(bound, int | float) for bound in (min, max))
     if numbers and min is not None and max is not None:
         return activation(b, input, "hardtanh", min, max)
@@ -144,23 +146,28 @@ def neg(b: Builder, input: Value) -> Value:
 
 
 def power(b: Builder, input: Operand, exponent: Operand) -> Value:
-    whole = (
-        isinstance(input, Value) and isinstance(exponent, int | float) and float(exponent) in (0.5, 1.0, 2.0, 3.0, 4.0)
-    )
-    b.require(
-        whole,
-        f"power {exponent if isinstance(exponent, int | float) else ''}: supported are the powers 1/2, 1, 2, 3 and 4",
-    )
-    assert isinstance(input, Value)
-    assert isinstance(exponent, int | float)
-    if exponent == 0.5:
-        return activation(b, input, "sqrt")
-    result = input
-    if exponent in (2, 4):
-        result = b.arithmetic("mul", result, result)
-    if exponent == 3:
-        result = b.arithmetic("mul", b.arithmetic("mul", result, result), input)
-    return b.arithmetic("mul", result, result) if exponent == 4 else result
+    """x to a number: products for whole ones, with a root for halves, exp(p · log x) for the rest."""
+    if not isinstance(input, Value) or not isinstance(exponent, int | float):
+        raise b.error("a power that is not a number has no packed form: supported is a value to a power of 1/2, 2, …")
+    p = float(exponent)
+    b.require(0 < abs(p) <= 64, f"power {exponent}: supported are powers from -64 to 64, not 0")
+    if not (2 * p).is_integer():
+        return activation(b, b.scalar(activation(b, input, "log"), p), "exp")
+    if p < 0:
+        return reciprocal(b, power(b, input, -p))
+    if p.is_integer():
+        return _product(b, input, int(p))
+    root = activation(b, input, "sqrt")
+    return root if p == 0.5 else b.arithmetic("mul", _product(b, input, int(p)), root)
+
+
+def _product(b: Builder, x: Value, times: int) -> Value:
+    """x · x · …, by squaring."""
+    if times == 1:
+        return x
+    half = _product(b, x, times // 2)
+    even = b.arithmetic("mul", half, half)
+    return b.arithmetic("mul", even, x) if times % 2 else even
 
 
 def square(b: Builder, input: Value) -> Value:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import fx
 
+from subbit.errors import PackError
 from subbit.nn.lowering.builder import Float32
 from subbit.nn.lowering.lower import Lowered
 from subbit.records import (
@@ -36,6 +37,7 @@ from subbit.records import (
     Shape,
     Weight,
 )
+from subbit.shapes import output_shape
 
 Layer = Conv | Linear
 
@@ -121,12 +123,21 @@ def numbered(graph: Graph) -> tuple[tuple[Op, ...], int, dict[int, fx.Node]]:
     origins: dict[int, fx.Node] = {}
     for value in sorted(graph.ops):
         op = graph.ops[value]
+        _check_shape(graph, value, op)
         op = replace(op, inputs=tuple(place[i] for i in op.inputs))
         ops += _stored_form(op, len(ops), graph.shapes[value])
         place[value] = len(ops)
         if value in graph.origins:
             origins[len(ops)] = graph.origins[value]
     return tuple(ops), place[graph.output], origins
+
+
+def _check_shape(graph: Graph, value: int, op: Op) -> None:
+    """What the file will say about the shape of a value is what PyTorch gave."""
+    shape = output_shape(op, [graph.shapes[i] for i in op.inputs])
+    if shape != graph.shapes[value]:
+        where = f"{op.name or 'the model'} ({type(op).__name__}, value {value})"
+        raise PackError(f"{where}: PyTorch gives {graph.shapes[value]}, its packed form {shape}")
 
 
 def _stored_form(op: Op, last: int, shape: Shape) -> list[Op]:

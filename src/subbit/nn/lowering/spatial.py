@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from subbit.nn.lowering.builder import Builder, Value
 from subbit.nn.lowering.weighted import Numbers, plane
-from subbit.records import AdaptivePool, Pool, Upsample
+from subbit.records import AdaptivePool, Op, Pool, Upsample
 
 Handler = Callable[..., Any]
 Kind = Literal["max", "avg"]
@@ -29,9 +29,10 @@ def max_pool(dims: int) -> Handler:
         return_indices: bool = False,
     ) -> Value:
         b.flag("return_indices", return_indices, False)
+        x = _with_channels(b, input, dims)
         kernel = plane(kernel_size, dims, 1)
         op = Pool(
-            inputs=(input.id,),
+            inputs=(x.id,),
             kind="max",
             kernel=kernel,
             stride=plane(stride, dims, 1) if stride else kernel,
@@ -39,7 +40,7 @@ def max_pool(dims: int) -> Handler:
             dilation=plane(dilation, dims, 1),
             ceil_mode=ceil_mode,
         )
-        return b.emit(op, b.shape)
+        return _resized(b, x, dims, op)
 
     return handler
 
@@ -55,9 +56,10 @@ def avg_pool(dims: int) -> Handler:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Value:
+        x = _with_channels(b, input, dims)
         kernel = plane(kernel_size, dims, 1)
         op = Pool(
-            inputs=(input.id,),
+            inputs=(x.id,),
             kind="avg",
             kernel=kernel,
             stride=plane(stride, dims, 1) if stride else kernel,
@@ -66,7 +68,7 @@ def avg_pool(dims: int) -> Handler:
             count_include_pad=count_include_pad,
             divisor=divisor_override or 0,
         )
-        return b.emit(op, b.shape)
+        return _resized(b, x, dims, op)
 
     return handler
 
@@ -83,7 +85,18 @@ def adaptive_pool(kind: Kind, dims: int) -> Handler:
 def _adaptive(b: Builder, x: Value, kind: Kind, wanted: Sequence[int]) -> Value:
     """Adaptive pooling to the sizes `wanted` of the last dimensions; 0 keeps the input's, whatever it is."""
     output = (wanted[0], wanted[1]) if len(wanted) == 2 else (1, wanted[0])
-    return b.emit(AdaptivePool(inputs=(x.id,), kind=kind, output=output), b.shape)
+    x = _with_channels(b, x, len(wanted))
+    return _resized(b, x, len(wanted), AdaptivePool(inputs=(x.id,), kind=kind, output=output))
+
+
+def _with_channels(b: Builder, x: Value, dims: int) -> Value:
+    """PyTorch pools (N, H, W) as well, taking N for channels: in a packed network each of them is one channel."""
+    return x if x.rank > dims else b.reshape(x, (1, *x.shape))
+
+
+def _resized(b: Builder, x: Value, dims: int, op: Op) -> Value:
+    """An operation that changes the last `dims` dimensions of `x` to those of the result."""
+    return b.reshape(b.emit(op, (*x.shape[:-dims], *b.shape[-dims:])), b.shape)
 
 
 def extreme(b: Builder, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
@@ -103,19 +116,16 @@ def extreme(b: Builder, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value
 
 def pad(b: Builder, input: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
     """F.pad: amounts come in pairs, the last dimension first."""
-    amounts = [*(int(p) for p in pad)] + [0] * (2 * input.rank + 2 - len(pad))
-    b.require(amounts[-2:] == [0, 0], "pads the batch")
+    b.require(not any(pad[2 * input.rank :]), "pads the batch")
+    x = _with_channels(b, input, len(pad) // 2)
+    amounts = [*(int(p) for p in pad)] + [0] * (2 * x.rank - len(pad))
     number = float(value or 0)
-    if input.rank == 1:
-        b.require(mode == "constant", f"padding mode {mode!r} of a flat value")
-        wide = b.reshape(input, (1, input.shape[0]))
-        return b.reshape(b.pad(wide, (0, 0, amounts[0], amounts[1]), mode, number), b.shape)
-    last = (amounts[2], amounts[3]) if input.rank >= 3 else (0, 0)
-    result = b.pad(input, (*last, amounts[0], amounts[1]), mode, number)
-    for dim in range(input.rank - (2 if input.rank >= 3 else 1)):
-        before, behind = amounts[2 * (input.rank - 1 - dim) :][:2]
+    last = (amounts[2], amounts[3]) if x.rank >= 3 else (0, 0)
+    result = b.pad(x, (*last, amounts[0], amounts[1]), mode, number)
+    for dim in range(x.rank - (2 if x.rank >= 3 else 1)):
+        before, behind = amounts[2 * (x.rank - 1 - dim) :][:2]
         result = _pad_dim(b, result, dim, before, behind, mode, number)
-    return result
+    return b.reshape(result, b.shape)
 
 
 def _pad_dim(b: Builder, x: Value, dim: int, before: int, behind: int, mode: str, value: float) -> Value:

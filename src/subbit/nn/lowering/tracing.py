@@ -243,6 +243,9 @@ def _check_modules(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise PackError(f"{name} is not materialised yet: run one batch through the model, then pack it")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise PackError(f"{name} is on the meta device and has no values: load a checkpoint, then pack the model")
 
 
 def _check_inputs(model: nn.Module) -> None:

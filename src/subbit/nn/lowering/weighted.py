@@ -11,6 +11,7 @@ from torch import Tensor
 
 from subbit.methods.base import CompressedLayer
 from subbit.nn.lowering.builder import Builder, Float32, Value
+from subbit.nn.lowering.pointwise import activation, combine, power
 from subbit.records import Activation, Conv, Dense, LayerNorm, Linear, Mean, Pool, Shape, Weight
 
 Numbers = int | Sequence[int]
@@ -215,6 +216,34 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(b, input, running_mean, running_var, weight, bias, eps=eps)
     return group_norm(b, input, input.shape[0], weight, bias, eps)
+
+
+def rms_norm(
+    b: Builder, input: Value, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Value:
+    """x / √(mean of x² + eps) over the last dimensions, times a gain of their shape."""
+    b.require(len(normalized_shape) <= input.rank, "normalises over the batch")
+    dims = tuple(range(input.rank - len(normalized_shape), input.rank))
+    squares = b.emit(
+        Mean(inputs=(b.arithmetic("mul", input, input).id,), dims=dims, keepdim=True),
+        (*input.shape[: dims[0]], *[1] * len(dims)),
+    )
+    smallest = float(np.finfo(np.float32).eps) if eps is None else eps
+    normal = b.arithmetic("div", input, activation(b, b.scalar(squares, shift=smallest), "sqrt"))
+    return normal if weight is None else combine(b, "mul", normal, weight)
+
+
+def local_response_norm(
+    b: Builder, input: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Value:
+    """x / (k + alpha · mean of x² over `size` neighbouring channels) ** beta; channels beyond the ends count as 0."""
+    b.require(k > 0, f"k={k}: supported is a positive one, so that the power is real")
+    channels, places = input.shape[0], prod(input.shape[1:])
+    view = b.reshape(b.arithmetic("mul", input, input), (1, channels, places))
+    padded = b.pad(view, (size // 2, (size - 1) // 2, 0, 0))
+    pool = Pool(inputs=(padded.id,), kind="avg", kernel=(size, 1), stride=(1, 1))
+    means = b.reshape(b.emit(pool, view.shape), input.shape)
+    return b.arithmetic("div", input, power(b, b.scalar(means, alpha, k), beta))
 
 
 def _convolution(
