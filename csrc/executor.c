@@ -8,7 +8,7 @@
 typedef struct run {
     const sb_model *model;
     uint8_t *arena;
-    bool fused; /* convolutions apply the activation behind them */
+    bool fused; /* convolutions do the addition and the activation behind them */
     sb_op_time *times; /* NULL: nobody asked */
 } run;
 
@@ -52,7 +52,10 @@ static void run_conv(const run *r, const sb_op *op, const sb_step *step, const f
     sb_conv conv = *step->conv;
     if (r->times) conv.times = &r->times[op - r->model->program.ops];
     uint8_t *scratch = r->arena + step->scratch;
-    if (!r->fused) conv.then.kind = SB_NONE;
+    if (!r->fused)
+        conv.then.kind = SB_NONE;
+    else if (step->added != SB_NO_VALUE)
+        conv.added = input_at(r, step->added);
     if (op->code == SB_OP_CONV || conv.width == 1) {
         if (step->reads == SB_NO_SLOT)
             conv.kernel->run(&conv, in, out, scratch);

@@ -39,6 +39,7 @@ static inline void sb_guard(const sb_model *model, uint8_t *arena, int32_t numbe
     sb_open_value(model, arena, number + 1);
     sb_open_slot(model, arena, model->plan.steps[number].reads);
     sb_open_slot(model, arena, model->plan.steps[number].writes);
+    if (model->plan.steps[number].added != SB_NO_VALUE) sb_open_value(model, arena, model->plan.steps[number].added);
     ASAN_UNPOISON_MEMORY_REGION(arena + model->plan.steps[number].scratch, model->plan.steps[number].scratch_size);
 }
 

@@ -2,8 +2,8 @@
  *
  * Memory: values are row-major without a batch, (channels, height, width). Every pointer to a value, to scratch and to
  * prepared weights is aligned to SB_ALIGNMENT, and its size is rounded up to a multiple of it: a kernel may read and
- * write the rest of the last SB_ALIGNMENT bytes of what it was given; nobody relies on what is there. `in` and `out`
- * of a convolution never overlap; the element-wise kernels work in place. Kernels allocate nothing.
+ * write the rest of the last SB_ALIGNMENT bytes of what it was given; nobody relies on what is there. `in`, `added`
+ * and `out` of a convolution never overlap; the element-wise kernels work in place. Kernels allocate nothing.
  *
  * A row of another instruction set is one `sb_kernels` with NULL where the portable kernel should serve.
  */
@@ -88,7 +88,8 @@ typedef struct sb_conv {
     int32_t dilation_h, dilation_w;
     int32_t groups;
     sb_weight weight;
-    sb_function then;                 /* applied to every output; may differ between calls of run */
+    const float *added;               /* added to the output before `then`, of its shape; NULL: nothing */
+    sb_function then;                 /* applied to every output; both may differ between calls of run */
     const struct sb_conv_kernel *kernel;
     const void *prepared;             /* what kernel->prepare wrote, or NULL */
     struct sb_op_time *times;         /* where a kernel adds the time of its stages; NULL: nobody asked */

@@ -12,10 +12,8 @@ static int32_t without_reshapes(const sb_program *program, int32_t value) {
 }
 
 /* The operation whose kernel computes a value, the fused ones behind it included; -1 for the input of the network. */
-static int32_t writer_of(const sb_program *program, const sb_plan *plan, int32_t value) {
-    int32_t op = value - 1;
-    while (op >= 0 && plan->steps[op].fused) op = program->ops[op].inputs[0] - 1;
-    return op;
+static int32_t writer_of(const sb_plan *plan, int32_t value) {
+    return value ? plan->steps[value - 1].writer : -1;
 }
 
 /* Rows of a fully connected layer lie the other way round in memory: those are rounded by the layer itself. */
@@ -36,7 +34,7 @@ static bool is_maximum(const sb_op *op) { return op->code == SB_OP_POOL && !op->
 /* Does the value come from a layer that can write these levels, through nothing but maxima and reshapes? */
 static bool comes_as_levels(const sb_program *program, const sb_plan *plan, int32_t value, sb_levels levels) {
     for (;;) {
-        const int32_t op = writer_of(program, plan, without_reshapes(program, value));
+        const int32_t op = writer_of(plan, without_reshapes(program, value));
         if (op < 0) return false;
         if (!is_maximum(&program->ops[op])) return writes_levels(program, plan, op, levels);
         const int32_t other = plan->steps[op].writes;
@@ -60,7 +58,7 @@ static int32_t find_slot(const sb_program *program, sb_plan *plan, int32_t *slot
         if (known != SB_NO_SLOT && sb_same_levels(plan->slots[known].levels, levels)) {
             *next = known;
         } else {
-            const int32_t writer = direct ? writer_of(program, plan, base) : reader;
+            const int32_t writer = direct ? writer_of(plan, base) : reader;
             *next = new_slot(plan, base, writer, levels);
             if (known == SB_NO_SLOT) slot_of[base] = *next;
             if (direct) plan->steps[writer].writes = *next;
@@ -82,8 +80,9 @@ static void mark_floats(const sb_program *program, sb_plan *plan, int32_t number
     sb_step *step = &plan->steps[number];
     step->floats |= floats[number + 1];
     if (step->fused) {
-        plan->steps[writer_of(program, plan, number + 1)].floats |= floats[number + 1];
-        for (int32_t i = 1; i < op->input_count; i++) floats[op->inputs[i]] = true;
+        plan->steps[step->writer].floats |= floats[number + 1];
+        for (int32_t i = 0; i < op->input_count; i++)
+            if (writer_of(plan, op->inputs[i]) != step->writer) floats[op->inputs[i]] = true; /* what is added */
         return;
     }
     const bool passes_on = op->code == SB_OP_RESHAPE || (is_maximum(op) && step->reads != SB_NO_SLOT);

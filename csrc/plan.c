@@ -2,9 +2,9 @@
  *
  * Values share one arena. A buffer lives from the operation that writes it to the last one that reads it; buffers are
  * placed from the largest to the smallest, each at the lowest place that is free for as long as it lives. A reshape is
- * its input under another name. Element-wise operations overwrite an input that nobody needs any more. An activation
- * that is the only reader of a convolution is applied by the convolution. Scratch memory is a buffer that lives for
- * one operation. */
+ * its input under another name. Element-wise operations overwrite an input that nobody needs any more. What alone reads a
+ * convolution is done by the convolution: the addition of a value that is there before it, and an activation. Scratch
+ * memory is a buffer that lives for one operation. */
 #include "guard.h"
 
 #include <stdlib.h>
@@ -143,6 +143,7 @@ static sb_status choose_kernels(planner *p) {
     for (int32_t i = 0; i < p->program->op_count; i++) {
         sb_step *step = &p->plan->steps[i];
         const uint8_t code = p->program->ops[i].code;
+        step->added = SB_NO_VALUE;
         if (code == SB_OP_POOL) plan_pool(p, i, &step->pool);
         if (code != SB_OP_CONV && code != SB_OP_LINEAR) continue;
         p->layers_with_levels |= p->program->ops[i].conv.levels.step > 0;
@@ -189,15 +190,49 @@ static bool is_elementwise(uint8_t code) {
            code == SB_OP_LAYER_NORM || code == SB_OP_ARITHMETIC;
 }
 
-/* An activation is fused when it alone reads the output of a convolution. */
-static bool fuse(planner *p, int32_t number) {
+static bool same_shape(const sb_shape *a, const sb_shape *b) {
+    return a->rank == b->rank && memcmp(a->dims, b->dims, sizeof *a->dims * (size_t)a->rank) == 0;
+}
+
+/* The convolution that writes a value, where one operation alone reads it; NULL where there is none. */
+static sb_step *convolution_behind(const planner *p, int32_t value) {
+    if (value == 0 || p->readers[value] != 1) return NULL;
+    sb_step *step = &p->plan->steps[p->plan->steps[value - 1].writer];
+    return step->conv ? step : NULL;
+}
+
+/* A sum is done by the later of its operands if that is a convolution: the other one is there when it runs. */
+static bool fuse_addition(planner *p, int32_t number) {
     const sb_op *op = &p->program->ops[number];
-    const int32_t value = op->inputs[0];
-    if (op->code != SB_OP_ACTIVATION || value == 0 || p->readers[value] != 1) return false;
-    sb_conv *conv = p->plan->steps[value - 1].conv;
-    if (!conv) return false;
-    conv->then = op->function;
+    if (op->arithmetic != SB_ADD) return false;
+    const int32_t later = op->inputs[0] > op->inputs[1] ? op->inputs[0] : op->inputs[1];
+    const int32_t other = op->inputs[0] + op->inputs[1] - later;
+    sb_step *step = convolution_behind(p, later);
+    const sb_value *values = p->plan->values;
+    if (!step || p->program->ops[step->writer].code != SB_OP_CONV || other > step->writer || step->added != SB_NO_VALUE || step->conv->then.kind != SB_NONE || !step->conv->kernel->run ||
+        !same_shape(&values[other].shape, &values[later].shape))
+        return false;
+    step->added = other;
+    p->plan->steps[number].writer = step->writer;
     return true;
+}
+
+static bool fuse_activation(planner *p, int32_t number) {
+    const sb_op *op = &p->program->ops[number];
+    const sb_step *step = convolution_behind(p, op->inputs[0]);
+    if (!step || step->conv->then.kind != SB_NONE) return false;
+    step->conv->then = op->function;
+    p->plan->steps[number].writer = step->writer;
+    return true;
+}
+
+/* Leaves an operation to the convolution before it, where that can do it; the buffer of its result then. */
+static int32_t fuse(planner *p, int32_t number) {
+    const sb_op *op = &p->program->ops[number];
+    sb_step *step = &p->plan->steps[number];
+    if (op->code == SB_OP_ARITHMETIC) step->fused = fuse_addition(p, number);
+    if (op->code == SB_OP_ACTIVATION) step->fused = fuse_activation(p, number);
+    return step->fused ? p->buffer_of[step->writer + 1] : NO_BUFFER;
 }
 
 static void assign_buffer(planner *p, int32_t number) {
@@ -205,6 +240,7 @@ static void assign_buffer(planner *p, int32_t number) {
     sb_step *step = &p->plan->steps[number];
     sb_value *value = &p->plan->values[number + 1];
     int32_t own = NO_BUFFER;
+    step->writer = number;
     if (op->code == SB_OP_CONSTANT) {
         value->constant = op->constant.value;
         step->alias = true;
@@ -213,8 +249,7 @@ static void assign_buffer(planner *p, int32_t number) {
         own = p->buffer_of[op->inputs[0]];
         step->alias = true;
     } else {
-        step->fused = fuse(p, number);
-        if (step->fused) own = p->buffer_of[op->inputs[0]];
+        own = fuse(p, number);
         for (int32_t i = 0; own == NO_BUFFER && is_elementwise(op->code) && i < op->input_count; i++)
             if (can_overwrite(p, number, i)) own = p->buffer_of[op->inputs[i]];
         if (own == NO_BUFFER) own = new_buffer(p, sizeof(float) * sb_elements(&value->shape), number);

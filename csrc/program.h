@@ -174,11 +174,13 @@ typedef struct sb_slot {
     size_t offset; /* in the arena, bytes */
 } sb_slot;
 
-enum { SB_NO_SLOT = -1 };
+enum { SB_NO_SLOT = -1, SB_NO_VALUE = -1 };
 
 typedef struct sb_step {
     bool alias;       /* its value is its input in another shape: nothing to do */
-    bool fused;       /* an activation that the convolution before it already applied */
+    bool fused;       /* an addition or activation that a convolution before it already did */
+    int32_t writer;   /* the operation whose kernel computes its value: that convolution, or itself */
+    int32_t added;    /* of a convolution: the value that the addition fused into it adds, or SB_NO_VALUE */
     size_t scratch, scratch_size; /* offset in the arena, bytes */
     sb_conv *conv;    /* Conv, Linear */
     sb_pool pool;     /* Pool */

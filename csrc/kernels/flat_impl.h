@@ -223,20 +223,25 @@ ALWAYS_INLINE void flat_tile(const flat_plan *plan, const float *staged, const i
     }
 }
 
-/* Scale, shift and limits of output channel t, and its registers to their rows. */
+/* Scale, shift, what is added, and limits of output channel t; and its registers to their rows. */
 ALWAYS_INLINE void write_vectors(const sb_conv *conv, const flat_scratch *scratch, size_t t, limits range,
                                  const flat_vector *vectors, int count, const vfloat *sum, float *out) {
     const vfloat scale = vsplat(conv->weight.scale ? conv->weight.scale[t] : 1.0f);
     const vfloat shift = vsplat(conv->weight.shift ? conv->weight.shift[t] : 0.0f);
-    float *plane = out + t * ((size_t)conv->out_height * conv->out_width);
+    const size_t first = t * ((size_t)conv->out_height * conv->out_width);
     for (int r = 0; r < count; r++) {
-        const vfloat v = vat_most(vat_least(sum[r] * scale + shift, vsplat(range.low)), vsplat(range.high));
         const flat_part *part = scratch->parts + vectors[r].first_part;
         for (int i = 0; i < vectors[r].parts; i++, part++) {
+            const int begin = part->lane, end = part->lane + part->count;
+            const size_t at = first + part->pixel - begin;
+            vfloat v = sum[r] * scale + shift;
+            if (conv->added)
+                v += part->count == LANES ? vload(conv->added + at) : vload_part(conv->added + at, begin, end);
+            v = vlimit(v, range);
             if (part->count == LANES)
-                vstore(plane + part->pixel, v);
+                vstore(out + at, v);
             else
-                vstore_part(plane + part->pixel - part->lane, v, part->lane, part->lane + part->count);
+                vstore_part(out + at, v, begin, end);
         }
     }
 }

@@ -217,6 +217,7 @@ static NEVER_INLINE void merge_lanes(const sb_conv *conv, const lanes_plan *plan
     const int pixels = conv->out_height * conv->out_width, k = weight->blocks;
     const size_t filters = (size_t)plan->registers * LANES;
     const limits range = limits_of(conv->then);
+    const float *added = conv->added;
     for (int t = 0; t < weight->out; t++) {
         const float scale = weight->scale ? weight->scale[t] : 1.0f, shift = weight->shift ? weight->shift[t] : 0.0f;
         for (int pixel = 0; pixel < pixels; pixel++) {
@@ -226,8 +227,10 @@ static NEVER_INLINE void merge_lanes(const sb_conv *conv, const lanes_plan *plan
                 const float map = maps[((size_t)i * pixels + pixel) * filters + filter];
                 sum += (weight->ratio ? weight->ratio[entry] : 1.0f) * map;
             }
-            const float value = sum * scale + shift, low = value < range.low ? range.low : value;
-            *out++ = low > range.high ? range.high : low;
+            sum = sum * scale + shift;
+            if (added)
+                sum += *added++;
+            *out++ = limit(sum, range);
         }
     }
 }

@@ -88,7 +88,8 @@ static void linear_run(const sb_conv *conv, const float *in, float *out, void *m
             const size_t filter = weight->index ? weight->index[t * k + i] : t;
             sum += (weight->ratio ? weight->ratio[t * k + i] : 1.0f) * maps[i * weight->filters + filter];
         }
-        out[t] = limit(sum * (weight->scale ? weight->scale[t] : 1.0f) + (weight->shift ? weight->shift[t] : 0.0f), range);
+        sum = sum * (weight->scale ? weight->scale[t] : 1.0f) + (weight->shift ? weight->shift[t] : 0.0f);
+        out[t] = limit(conv->added ? sum + conv->added[t] : sum, range);
     }
     apply_rest(conv, out);
 }

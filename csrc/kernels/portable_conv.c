@@ -23,6 +23,8 @@ static void finish_map(const sb_conv *conv, int32_t t, float *map, size_t count)
     if (weight->scale || weight->shift)
         sb_kernels_portable.affine(weight->scale ? weight->scale[t] : 1, weight->shift ? weight->shift[t] : 0, map, map,
                                    count);
+    if (conv->added)
+        sb_kernels_portable.arithmetic(SB_ADD, map, 1, conv->added + (size_t)t * count, 1, map, count);
     if (conv->then.kind != SB_NONE) sb_kernels_portable.function(conv->then, map, map, count);
 }
 

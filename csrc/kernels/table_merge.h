@@ -1,10 +1,11 @@
 /* The merge of the table kernel for pieces of WIDTH pixels: a register, or one segment of a shared register.
  *
- *     out[t] = limit(shift[t] + scale[t] · Σ_i ratio[t, i] · map of filter index[t, i] over block i)
+ *     out[t] = limit(added[t] + shift[t] + scale[t] · Σ_i ratio[t, i] · map of filter index[t, i] over block i)
  *
  * Included by table_impl.h once per WIDTH. */
 #define FLOATS PASTE(float, WIDTH)
 #define LOAD PASTE(load, WIDTH)
+#define LOAD_PART PASTE(load_part, WIDTH)
 #define SPLAT PASTE(splat, WIDTH)
 #define AT_LEAST PASTE(at_least, WIDTH)
 #define AT_MOST PASTE(at_most, WIDTH)
@@ -32,10 +33,14 @@ ALWAYS_INLINE void PASTE(merge_pieces, WIDTH)(const merge_job *job, int first, c
         const FLOATS scale = SPLAT(weight->scale ? weight->scale[t] : 1.0f);
         const FLOATS shift = SPLAT(weight->shift ? weight->shift[t] : 0.0f);
         float *plane = job->out + t * plane_size;
+        const float *added = conv->added ? conv->added + t * plane_size : NULL;
         UNROLL
         for (int p = 0; p < count; p++) {
             const table_piece *at = &job->pieces[first + p];
-            const FLOATS v = AT_MOST(AT_LEAST(sum[p] * scale + shift, SPLAT(range.low)), SPLAT(range.high));
+            FLOATS v = sum[p] * scale + shift;
+            if (added)
+                v += whole ? LOAD(added + at->offset) : LOAD_PART(added + at->offset, at->begin, at->end);
+            v = AT_MOST(AT_LEAST(v, SPLAT(range.low)), SPLAT(range.high));
             if (whole)
                 PASTE(store, WIDTH)(plane + at->offset, v);
             else
@@ -62,6 +67,7 @@ static NEVER_INLINE void PASTE(merge_region, WIDTH)(const merge_job *job) {
 
 #undef FLOATS
 #undef LOAD
+#undef LOAD_PART
 #undef SPLAT
 #undef AT_LEAST
 #undef AT_MOST

@@ -1,0 +1,131 @@
+"""Convolutions that also do the addition and the activation behind them: the same values as one operation at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from subbit.format import encode
+from subbit.records import Activation, Arithmetic, Constant, Conv, Dense, Float32, Op, Pool, Program
+from subbit.runtime import load
+from tests.test_kernels import CASES, ROWS, TOLERANCE, Case, Kind, check
+
+
+def _conv(case: Case, kind: Kind, inputs: tuple[int, ...] = (0,)) -> Conv:
+    conv = case.program(kind).ops[0]
+    assert isinstance(conv, Conv)
+    return replace(conv, inputs=inputs)
+
+
+def _residual(case: Case, kind: Kind) -> Program:
+    """relu(constant + convolution), the constant being of the output's shape."""
+    shape = load(encode(Program((case.channels, *case.size), (_conv(case, kind),))), isa="portable").output_shape
+    value = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    ops = (
+        Constant(inputs=(), value=value),
+        _conv(case, kind),
+        Arithmetic(inputs=(1, 2), function="add"),
+        Activation(inputs=(3,), function="relu"),
+    )
+    return Program((case.channels, *case.size), ops, storage="f32")
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("kernel", ["table", "lanes", "direct", "fma"])
+def test_every_kernel_adds(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    for case in CASES.values():
+        check(_residual(case, "lego" if kernel == "fma" else "stacked"), row)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_signs_of_the_input(row: str) -> None:
+    for name in ("seven", "odd_channels", "stride2_odd"):
+        program = _residual(CASES[name], "binary")
+        ops = tuple(replace(op, binary_input=True) if isinstance(op, Conv) else op for op in program.ops)
+        check(replace(program, ops=ops), row)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_pixel_of_real_values(row: str) -> None:
+    case = Case(24, (1, 1), 10, kernel=(1, 1), padding=(0, 0, 0, 0))
+    check(_residual(case, "dense"), row)
+
+
+CASE = Case(16, (9, 11), 16, blocks=2, filters=8)
+STRIDED = replace(CASE, stride=(2, 2))
+SHORTCUT = replace(STRIDED, kernel=(1, 1), padding=(0, 0, 0, 0))
+
+
+def _add(left: int, right: int) -> Arithmetic:
+    return Arithmetic(inputs=(left, right), function="add")
+
+
+def _relu(value: int) -> Activation:
+    return Activation(inputs=(value,), function="relu")
+
+
+NETWORKS: dict[str, tuple[Op, ...]] = {
+    "identity": (_conv(CASE, "stacked"), _relu(1), _conv(CASE, "stacked", (2,)), _add(3, 0), _relu(4)),
+    "shortcut_behind_the_branch": (
+        _conv(STRIDED, "stacked"), _relu(1), _conv(CASE, "stacked", (2,)), _conv(SHORTCUT, "stacked"),
+        _add(3, 4), _relu(5),
+    ),
+    "shortcut_before_the_branch": (
+        _conv(SHORTCUT, "stacked"), _conv(STRIDED, "stacked"), _relu(2), _conv(CASE, "stacked", (3,)),
+        _add(1, 4), _relu(5),
+    ),
+    "the_other_comes_later": (_conv(CASE, "stacked"), _relu(0), _add(1, 2), _relu(3)),
+    "read_twice": (_conv(CASE, "stacked"), _add(0, 1), _add(1, 2)),
+    "with_itself": (_conv(CASE, "stacked"), _add(1, 1), _relu(2)),
+    "two_sums": (_conv(CASE, "stacked"), _add(1, 0), _add(2, 0), _relu(3)),
+    "activation_before_the_sum": (_conv(CASE, "stacked"), _relu(1), _add(2, 0), _relu(3)),
+    "two_activations": (_conv(CASE, "stacked"), _relu(1), Activation(inputs=(2,), function="sigmoid")),
+    "not_a_limit": (_conv(CASE, "stacked"), _add(0, 1), Activation(inputs=(2,), function="silu")),
+    "a_difference": (_conv(CASE, "stacked"), Arithmetic(inputs=(0, 1), function="sub"), _relu(2)),
+    "per_channel": (Constant(inputs=(), value=np.ones((16, 1, 1), np.float32)), _conv(CASE, "stacked"), _add(1, 2)),
+    "something_in_between": (
+        _conv(CASE, "stacked"), Pool(inputs=(0,), kind="max", kernel=(2, 2), stride=(2, 2)), _add(1, 0), _relu(3),
+        _conv(CASE, "stacked", (2,)), _relu(4),
+    ),
+    "added_is_overwritten_next": (_conv(CASE, "stacked"), _relu(0), _conv(CASE, "stacked", (1,)), _add(2, 3), _relu(2)),
+    "the_sum_is_the_result": (_conv(CASE, "stacked"), _add(0, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ["portable", *ROWS])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_fused_and_one_by_one(name: str, row: str) -> None:
+    program = Program((16, 9, 11), NETWORKS[name], storage="f32")
+    x = np.random.default_rng(0).standard_normal(program.input_shape).astype(np.float32)
+    net = load(encode(program), isa=row)
+    values = net.values(x)
+    _same(net(x), values[-1], exact=row == "portable")  # which rounds behind every operation
+    for stage, want in zip(values, load(encode(program), isa="portable").values(x), strict=True):
+        _same(stage, want)
+
+
+def _same(got: Float32, want: Float32, *, exact: bool = False) -> None:
+    np.testing.assert_allclose(got, want, rtol=0, atol=0 if exact else TOLERANCE * np.abs(want).max())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_sum_passes_nan_on(row: str) -> None:
+    program = Program((16, 9, 11), NETWORKS["the_sum_is_the_result"], storage="f32")
+    x = np.zeros(program.input_shape, np.float32)
+    x[3, 4, 5] = np.nan
+    assert np.isnan(load(encode(program), isa=row)(x)[3, 4, 5])
+
+
+def test_dense_stem_adds_as_well() -> None:
+    """A first convolution of whole registers, straight to the output."""
+    weight = Dense(np.random.default_rng(0).standard_normal((8, 3, 3, 3)).astype(np.float32))
+    ops = (
+        Constant(inputs=(), value=np.random.default_rng(1).standard_normal((8, 32, 32)).astype(np.float32)),
+        Conv(inputs=(0,), weight=weight, padding=(1, 1, 1, 1)),
+        _add(1, 2),
+    )
+    for row in ROWS:
+        check(Program((3, 32, 32), ops, storage="f32"), row)
