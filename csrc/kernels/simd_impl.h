@@ -11,6 +11,8 @@
 #include "pool_impl.h"
 #include "xnor_impl.h"
 #include "table_impl.h"
+#include "levels_simd.h"
+#include "levels_table.h"
 #include "lanes_impl.h"
 #include "limits_impl.h"
 
@@ -18,7 +20,7 @@
 #define STRING(x) STRING2(x)
 
 static const sb_conv_kernel *const convs[] = {
-    &table_kernel,
+    &table_kernel, &level_table_kernel,
 #if LANES >= 8
     &lanes_kernel,
 #endif
@@ -35,6 +37,7 @@ const sb_kernels PASTE(sb_kernels_, ROW) = {
     .arithmetic = simd_arithmetic,
     .affine = simd_affine,
     .pool = simd_pool,
+    .round = simd_round,
     .multiply_add_loop = multiply_add_loop,
     .look_up_loop = look_up_loop,
 };

@@ -34,6 +34,7 @@ enum {
     TABLE_MAX_VECTORS = 8,   /* registers of accumulators per filter */
     TABLE_MAX_QUADS = 8,     /* per chunk: the nibbles of one tap fit a 32-bit word */
     TABLE_MAX_LANES = 16,
+    TABLE_MAX_SHORTS = 32,   /* lanes of 16 bits, for sums of levels */
 };
 
 /* One plane of the table: the input pixels (row ≡ phase_y, column ≡ phase_x) modulo the strides. */
@@ -52,6 +53,7 @@ typedef struct {
  */
 typedef struct {
     int32_t select[TABLE_MAX_LANES]; /* the lanes that a shift takes, see shift_lanes */
+    int16_t select_short[TABLE_MAX_SHORTS]; /* the same for lanes of 16 bits */
     int lanes;                       /* of one shift */
     int repeats;                     /* shifts wider than a register are done in several */
     int taps;                        /* how many taps are looked up before the shift */
@@ -79,7 +81,8 @@ typedef struct table_plan {
     uint8_t *nibbles;                  /* chunk, filter, tap, quad */
 } table_plan;
 
-/* Geometry for registers of `lanes` floats; false where the kernel cannot do this convolution. */
+/* Geometry for registers of `lanes` floats, or twice as many sums of levels in 16 bits where the input consists of
+ * levels; false where the kernel cannot do this convolution. */
 bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table);
 /* Bytes that `table_prepare` needs, and the table with everything it points to, in one piece of memory. */
 size_t table_prepared_size(const sb_conv *conv, int lanes);

@@ -92,10 +92,23 @@ static void lay_out_planes(const sb_conv *conv, table_plan *table, table_plane *
     }
 }
 
+static bool has_levels(const sb_conv *conv) { return conv->levels.step > 0; }
+
+static int lane_bytes(const sb_conv *conv) { return has_levels(conv) ? (int)sizeof(int16_t) : (int)sizeof(float); }
+
+/* Quads whose sums over all taps are sure to fit; 0 where those of a single one may not. */
+static int most_quads(const sb_conv *conv) {
+    if (!has_levels(conv))
+        return TABLE_MAX_QUADS;
+    const int largest = larger(-sb_lowest_level(conv->levels), sb_highest_level(conv->levels));
+    const int quads = INT16_MAX / (largest * TABLE_QUAD * conv->weight.kernel_h * conv->weight.kernel_w);
+    return quads > 1 ? smaller(TABLE_MAX_QUADS, quads / 2 * 2) : quads;
+}
+
 /* Chunks of equal size, as large as the cache allows. An odd number of quads would waste a nibble. */
 static void choose_chunks(const sb_conv *conv, table_plan *table) {
-    const int quad_bytes = table->table_vectors * TABLE_ENTRIES * table->lanes * (int)sizeof(float);
-    const int most = smaller(TABLE_MAX_QUADS, larger(2, CACHE_BYTES / quad_bytes / 2 * 2));
+    const int quad_bytes = table->table_vectors * TABLE_ENTRIES * table->lanes * lane_bytes(conv);
+    const int most = smaller(most_quads(conv), larger(2, CACHE_BYTES / quad_bytes / 2 * 2));
     table->quads = ceil_div(conv->weight.depth, TABLE_QUAD);
     table->chunks = ceil_div(table->quads, most);
     table->chunk_quads = ceil_div(table->quads, table->chunks);
@@ -145,7 +158,7 @@ static bool try_layout(const sb_conv *conv, table_plan *table, int slot, int row
 bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table) {
     const sb_weight *weight = &conv->weight;
     if ((weight->kind != SB_BINARY && weight->kind != SB_STACKED_BITS) || weight->binary_input ||
-        weight->filters >= UINT16_MAX)
+        weight->filters >= UINT16_MAX || most_quads(conv) == 0)
         return false;
     int best_slot = 0, best_rows = 0;
     double best = 0;
@@ -176,7 +189,10 @@ static void select_lanes(const table_plan *table, table_step *step) {
     for (int lane = 0; lane < lanes; lane++) {
         const int from = lane - step->lanes, first = lane / slot * slot;
         const bool inside = from >= first && from < first + slot;
-        step->select[lane] = inside ? from : lanes + (slot == lanes ? (from + lanes) % lanes : 0);
+        const int selected = inside ? from : lanes + (slot == lanes ? (from + lanes) % lanes : 0);
+        if (lane < TABLE_MAX_LANES)
+            step->select[lane] = selected;
+        step->select_short[lane] = (int16_t)selected;
     }
 }
 

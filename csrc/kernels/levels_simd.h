@@ -1,0 +1,138 @@
+/* Vectors of levels and of their sums: SHORTS lanes of 16 bits in a register, twice as many as there are floats. */
+
+enum { SHORTS = 2 * LANES };
+
+typedef int16_t vshort __attribute__((vector_size(4 * LANES), may_alias));
+typedef int16_t vshort_u __attribute__((vector_size(4 * LANES), may_alias, aligned(1)));
+typedef int8_t vlevels __attribute__((vector_size(2 * LANES), may_alias));
+typedef int8_t vlevels_u __attribute__((vector_size(2 * LANES), may_alias, aligned(1)));
+
+ALWAYS_INLINE vshort widen(const int8_t *p) { return __builtin_convertvector(*(const vlevels_u *)p, vshort); }
+
+/* The lanes of sums as 32-bit numbers: half 0 or 1. */
+ALWAYS_INLINE vword widen_half(vshort v, const int half) {
+#if LANES == 16
+    return (vword)_mm512_cvtepi16_epi32(half ? _mm512_extracti64x4_epi64((__m512i)v, 1) : _mm512_castsi512_si256((__m512i)v));
+#elif LANES == 8
+    return (vword)_mm256_cvtepi16_epi32(half ? _mm256_extracti128_si256((__m256i)v, 1) : _mm256_castsi256_si128((__m256i)v));
+#elif defined(__SSE2__)
+    const __m128i twice = half ? _mm_unpackhi_epi16((__m128i)v, (__m128i)v) : _mm_unpacklo_epi16((__m128i)v, (__m128i)v);
+    return (vword)_mm_srai_epi32(twice, 16);
+#else
+    typedef int16_t part __attribute__((vector_size(8)));
+    const part low = {v[0], v[1], v[2], v[3]}, high = {v[4], v[5], v[6], v[7]};
+    return __builtin_convertvector(half ? high : low, vword);
+#endif
+}
+
+/* `count` levels, every `stride`-th one; the lanes behind them are zeros, and their memory is not touched. */
+ALWAYS_INLINE vshort load_levels(const int8_t *source, int count, int stride) {
+    if (stride == 1 && count == SHORTS)
+        return widen(source);
+#if LANES == 16
+    if (stride == 1)
+        return (vshort)_mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8((__mmask32)(((uint64_t)1 << count) - 1), source));
+    if (stride == 2) /* the first byte of every pair */
+        return (vshort)_mm512_maskz_loadu_epi8(~(__mmask64)0 >> (65 - 2 * count), source) << 8 >> 8;
+#endif
+    int8_t lanes[SHORTS] = {0};
+    for (int lane = 0; lane < count; lane++)
+        lanes[lane] = source[(ptrdiff_t)lane * stride];
+    return widen(lanes);
+}
+
+/* Sums moved by `lanes` as shift_lanes does it for floats; `narrow`: several slots share the register. */
+#if LANES == 16
+ALWAYS_INLINE vshort shift_shorts(vshort v, vshort neighbour, const int16_t *select, int lanes, bool narrow) {
+    (void)lanes, (void)narrow;
+    return (vshort)_mm512_permutex2var_epi16((__m512i)v, _mm512_loadu_si512(select), (__m512i)neighbour);
+}
+#else
+#if LANES == 8
+#define FROM(i) i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7, i + 8, i + 9, i + 10, i + 11, i + 12, i + 13, i + 14, i + 15
+#else
+#define FROM(i) i, i + 1, i + 2, i + 3, i + 4, i + 5, i + 6, i + 7
+#endif
+#define SHIFTS(n)                                                                                                      \
+    case n: return __builtin_shufflevector(neighbour, v, FROM(SHORTS - n));                                            \
+    case -n: return __builtin_shufflevector(v, neighbour, FROM(n));
+ALWAYS_INLINE vshort move_shorts(vshort v, vshort neighbour, int lanes) {
+    vshort around[3];
+    switch (lanes) {
+        SHIFTS(1)
+        SHIFTS(2)
+        SHIFTS(3)
+        SHIFTS(4)
+    default: /* through memory */
+        around[0] = around[2] = neighbour;
+        around[1] = v;
+        return *(const vshort_u *)((const int16_t *)&around[1] - lanes);
+    }
+}
+#undef SHIFTS
+#undef FROM
+
+ALWAYS_INLINE vshort shift_shorts(vshort v, vshort neighbour, const int16_t *select, int lanes, bool narrow) {
+    const vshort moved = move_shorts(v, neighbour, lanes);
+    if (!narrow)
+        return moved;
+    const vshort from = *(const vshort_u *)select;
+    return moved & (vshort)(from < SHORTS);
+}
+#endif
+
+/* The nearest levels of n floats, stored as bytes. Where `v` is NaN x86 gives the second operand of a minimum, which is
+ * the highest level. */
+typedef struct {
+    float factor, lowest, highest; /* factor: 1 / step */
+} level_range;
+
+static level_range range_of(sb_levels levels) {
+    return (level_range){1 / levels.step, (float)sb_lowest_level(levels), (float)sb_highest_level(levels)};
+}
+
+#if defined(__SSE2__)
+ALWAYS_INLINE __m128i round4(float4 v, level_range to) {
+    const __m128 scaled = (__m128)(v * splat4(to.factor));
+    return _mm_cvtps_epi32(_mm_max_ps(_mm_min_ps(scaled, _mm_set1_ps(to.highest)), _mm_set1_ps(to.lowest)));
+}
+ALWAYS_INLINE void store_levels4(int8_t *p, float4 v, level_range to) {
+    const __m128i words = _mm_packs_epi32(round4(v, to), _mm_setzero_si128());
+    const int32_t levels = _mm_cvtsi128_si32(_mm_packs_epi16(words, words));
+    memcpy(p, &levels, sizeof levels);
+}
+#else
+ALWAYS_INLINE void store_levels4(int8_t *p, float4 v, level_range to) {
+    const float4 scaled = v * splat4(to.factor), highest = splat4(to.highest), lowest = splat4(to.lowest);
+    const float4 below = choose4(scaled < highest, scaled, highest);
+    const float4 rounded = choose4(below > lowest, below, lowest) + splat4(0x1.8p23f); /* the level is in the low bits */
+    for (int lane = 0; lane < 4; lane++)
+        p[lane] = (int8_t)((word4)rounded)[lane];
+}
+#endif
+#if LANES >= 8
+ALWAYS_INLINE void store_levels8(int8_t *p, float8 v, level_range to) {
+    const __m256 scaled = (__m256)(v * splat8(to.factor));
+    const __m256i level = _mm256_cvtps_epi32(
+        _mm256_max_ps(_mm256_min_ps(scaled, _mm256_set1_ps(to.highest)), _mm256_set1_ps(to.lowest)));
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(level), _mm256_extracti128_si256(level, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+}
+#endif
+#if LANES >= 16
+ALWAYS_INLINE void store_levels16(int8_t *p, float16 v, level_range to) {
+    const __m512 scaled = (__m512)(v * splat16(to.factor));
+    const __m512i level = _mm512_cvtps_epi32(
+        _mm512_max_ps(_mm512_min_ps(scaled, _mm512_set1_ps(to.highest)), _mm512_set1_ps(to.lowest)));
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(level));
+}
+#endif
+#define vstore_levels PASTE(store_levels, LANES)
+
+static void simd_round(sb_levels levels, const float *in, int8_t *out, size_t count) {
+    const level_range to = range_of(levels);
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        vstore_levels(out + i, vload(in + i), to);
+    sb_kernels_portable.round(levels, in + i, out + i, count - i);
+}

@@ -1,0 +1,433 @@
+/* The table kernel on levels: table.h with 16-bit sums, two for each float of a register.
+ *
+ * The sums of a chunk are sure to fit 16 bits (table_plan.c chooses it so); from chunk to chunk they are added in 32 bits,
+ * and after the last one they become the floats that are merged. Everything up to there is exact. */
+
+enum { LEVEL_VECTOR_SHORTS = TABLE_ENTRIES * SHORTS }; /* of the table, per vector of pixels */
+
+typedef struct {
+    int16_t *table;   /* [quad of the chunk][vector][entry][lane] */
+    int8_t *stage[2]; /* [channel of the quad][vector][lane], used in turn where segments share registers */
+    float *maps;      /* [block of the unit][place in its list][row][vector][lane]; whole numbers until the last chunk */
+    const float **map; /* [input block]: its first map, for the region that is merged */
+    pixel_copy *copies;
+    int copies_count;
+} level_scratch;
+
+static size_t carve_level_scratch(const sb_conv *conv, const table_plan *table, uint8_t *memory, level_scratch *scratch) {
+    const size_t registers = (size_t)table->rows * table->vectors;
+    size_t used = 0;
+    scratch->table = carve(memory, &used, (size_t)table->chunk_quads * table->table_vectors * LEVEL_VECTOR_SHORTS * 2);
+    for (int i = 0; i < 2; i++)
+        scratch->stage[i] = carve(memory, &used, (size_t)TABLE_QUAD * table->table_vectors * SHORTS);
+    scratch->maps = carve(memory, &used, (size_t)table->unit_blocks * table->max_list * registers * SHORTS * 4);
+    scratch->map = carve(memory, &used, (size_t)conv->weight.blocks * sizeof *scratch->map);
+    scratch->copies = carve(memory, &used, (size_t)table->table_vectors * table->segments * sizeof *scratch->copies);
+    scratch->copies_count = 0;
+    return used;
+}
+
+/* ------------------------------------------------------------------------------------------------ build */
+
+static void clear_level_vector(const table_plan *table, const level_scratch *scratch, int vector) {
+    for (int quad = 0; quad < table->chunk_quads; quad++)
+        memset(scratch->table + ((size_t)quad * table->table_vectors + vector) * LEVEL_VECTOR_SHORTS, 0,
+               LEVEL_VECTOR_SHORTS * sizeof(int16_t));
+}
+
+/* Lists where the levels of one segment of every channel go, as plan_segment does it. */
+static void plan_level_segment(const sb_conv *conv, const table_plan *table, const table_segment *segment, int lane,
+                               level_scratch *scratch) {
+    const int width = table->slot < SHORTS ? table->slot : SHORTS;
+    const ptrdiff_t first = (ptrdiff_t)segment->input_block * conv->weight.depth * conv->height * conv->width;
+    for (const table_plane *plane = table->planes; plane < table->planes + table->planes_count; plane++)
+        for (int at = 0; at < plane->rows * table->vectors; at++) {
+            const int y = plane->row + (segment->y + at / table->vectors) * conv->stride_h;
+            const int x = plane->column + (segment->x + at % table->vectors * SHORTS) * conv->stride_w;
+            const int vector = plane->first + at;
+            if (y < 0 || y >= conv->height || x >= conv->width) {
+                if (table->segments == 1)
+                    clear_level_vector(table, scratch, vector);
+                continue;
+            }
+            const int count = (conv->width - 1 - x) / conv->stride_w + 1;
+            scratch->copies[scratch->copies_count++] = (pixel_copy){
+                .source = first + (ptrdiff_t)y * conv->width + x,
+                .target = vector * SHORTS + lane,
+                .count = count < width ? count : width,
+            };
+        }
+}
+
+static void plan_level_block(const sb_conv *conv, const table_plan *table, int unit_of_group, int block,
+                             level_scratch *scratch) {
+    scratch->copies_count = 0;
+    for (int i = 0; i < 2 && table->segments > 1; i++)
+        memset(scratch->stage[i], 0, (size_t)TABLE_QUAD * table->table_vectors * SHORTS);
+    for (int i = 0; i < table->segments; i++) {
+        const table_segment segment = find_segment(conv, table, unit_of_group, block * table->segments + i);
+        if (segment.rows)
+            plan_level_segment(conv, table, &segment, table->segments > 1 ? i * table->slot : 0, scratch);
+    }
+}
+
+ALWAYS_INLINE void store_level_sums(vshort a, vshort b, vshort c, vshort d, int16_t *sums) {
+    const vshort low[4] = {-(a + b), a - b, b - a, a + b};
+    const vshort high[4] = {-(c + d), c - d, d - c, c + d};
+    UNROLL
+    for (int entry = 0; entry < TABLE_ENTRIES; entry++)
+        *(vshort *)(sums + entry * SHORTS) = low[entry % 4] + high[entry / 4];
+}
+
+/* A quad whose rows fill registers: straight from the input to the table. Vectors of padding were cleared before. */
+static NEVER_INLINE void build_level_quad(const level_scratch *scratch, const int8_t *in, size_t plane, int channels,
+                                          int stride, int16_t *table) {
+    for (int i = 0; i < scratch->copies_count; i++) {
+        const pixel_copy *copy = &scratch->copies[i];
+        vshort x[TABLE_QUAD];
+        UNROLL
+        for (int c = 0; c < TABLE_QUAD; c++)
+            x[c] = c < channels ? load_levels(in + c * plane + copy->source, copy->count, stride) : (vshort){0};
+        store_level_sums(x[0], x[1], x[2], x[3], table + (size_t)copy->target * TABLE_ENTRIES);
+    }
+}
+
+/* A quad of which several segments of `width` lanes share a register: staged as bytes first, [channel][vector][lane]. */
+ALWAYS_INLINE void stage_level_quad(const table_plan *table, const level_scratch *scratch, const int8_t *in,
+                                    size_t plane, int channels, const int width, int stride, int8_t *stage) {
+    for (int c = 0; c < channels; c++, in += plane, stage += table->table_vectors * SHORTS)
+        for (int i = 0; i < scratch->copies_count; i++) {
+            const pixel_copy *copy = &scratch->copies[i];
+            if (stride == 1 && copy->count == width)
+                memcpy(stage + copy->target, in + copy->source, (size_t)width);
+            else
+                for (int lane = 0; lane < copy->count; lane++)
+                    stage[copy->target + lane] = in[copy->source + (ptrdiff_t)lane * stride];
+        }
+    if (channels < TABLE_QUAD)
+        memset(stage, 0, (size_t)(TABLE_QUAD - channels) * table->table_vectors * SHORTS);
+}
+
+static NEVER_INLINE void stage_levels(const table_plan *table, const level_scratch *scratch, const int8_t *in,
+                                      size_t plane, int channels, int stride, int8_t *stage) {
+    if (table->slot == 4)
+        stage_level_quad(table, scratch, in, plane, channels, 4, stride, stage);
+#if LANES >= 8
+    else if (table->slot == 8)
+        stage_level_quad(table, scratch, in, plane, channels, 8, stride, stage);
+#endif
+#if LANES >= 16
+    else
+        stage_level_quad(table, scratch, in, plane, channels, 16, stride, stage);
+#endif
+}
+
+static NEVER_INLINE void combine_staged_levels(const int8_t *stage, int vectors, int16_t *table) {
+    const size_t channel = (size_t)vectors * SHORTS;
+    for (int v = 0; v < vectors; v++, stage += SHORTS, table += LEVEL_VECTOR_SHORTS)
+        store_level_sums(widen(stage), widen(stage + channel), widen(stage + 2 * channel), widen(stage + 3 * channel),
+                         table);
+}
+
+/* The table of a chunk. Staging runs one quad ahead: sums would wait for the stores of narrower pieces. */
+static void build_level_chunk(const sb_conv *conv, const table_plan *table, const level_scratch *scratch,
+                              const int8_t *in, int chunk) {
+    const size_t plane = (size_t)conv->height * conv->width;
+    const size_t quad_shorts = (size_t)table->table_vectors * LEVEL_VECTOR_SHORTS;
+    const int first = chunk * table->chunk_quads, quads = table_chunk_quads(table, chunk);
+    for (int quad = 0; quad <= quads; quad++) {
+        const int8_t *quad_in = in + (size_t)(first + quad) * TABLE_QUAD * plane;
+        const int channels = quad_channels(conv, first + quad);
+        if (quad < quads && table->segments == 1)
+            build_level_quad(scratch, quad_in, plane, channels, conv->stride_w, scratch->table + quad * quad_shorts);
+        else if (quad < quads)
+            stage_levels(table, scratch, quad_in, plane, channels, conv->stride_w, scratch->stage[quad % 2]);
+        if (quad > 0 && table->segments > 1)
+            combine_staged_levels(scratch->stage[(quad - 1) % 2], table->table_vectors,
+                                  scratch->table + (quad - 1) * quad_shorts);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- look up */
+
+typedef struct {
+    const table_plan *table;
+    const int16_t *sums; /* the table itself */
+    const uint8_t *nibbles;
+    const uint16_t *list; /* of filters */
+    int listed, quads;
+    float *maps;       /* [place in the list][register][lane] */
+    bool first, last;  /* chunk: maps hold nothing yet; they become floats */
+    bool narrow;       /* slots share registers */
+} level_job;
+
+/* Adds the sums of one register to its place in a map. */
+ALWAYS_INLINE void add_to_map(float *map, vshort sum, bool first, bool last) {
+    UNROLL
+    for (int half = 0; half < 2; half++, map += LANES) {
+        vword wide = widen_half(sum, half);
+        if (!first)
+            wide += *(const vword *)map;
+        if (last)
+            *(vfloat *)map = __builtin_convertvector(wide, vfloat);
+        else
+            *(vword *)map = wide;
+    }
+}
+
+/* Sums of `filters` filters, each over `registers` vectors of pixels: rows of `vectors` registers side by side.
+ * All three are constants of the caller, so that every sum stays in a register. */
+ALWAYS_INLINE void look_up_levels(const level_job *job, int position, const int filters, const int registers,
+                                  const int vectors) {
+    const table_plan *table = job->table;
+    const int quads = job->quads, tap_bytes = table_tap_bytes(quads);
+    const size_t quad_bytes = (size_t)table->table_vectors * TABLE_ENTRIES * ENTRY_BYTES;
+    const uint8_t *nibbles[TABLE_MAX_VECTORS];
+    vshort sum[2 * TABLE_MAX_VECTORS], parked[2 * TABLE_MAX_VECTORS];
+    const int32_t *tap_vector = table->tap_vector;
+    UNROLL
+    for (int f = 0; f < filters; f++)
+        nibbles[f] = job->nibbles + (size_t)job->list[position + f] * table->taps * tap_bytes;
+    UNROLL
+    for (int i = 0; i < filters * registers; i++) {
+        parked[i] = sum[i] = (vshort){0};
+        KEEP(sum[i]);
+    }
+
+    for (int s = 0; s < table->steps_count; s++) {
+        const table_step *step = &table->steps[s];
+        for (int tap = 0; tap < step->taps; tap++) {
+            const uint8_t *entries = (const uint8_t *)job->sums + *tap_vector++ * (TABLE_ENTRIES * ENTRY_BYTES);
+            uint64_t word[TABLE_MAX_VECTORS];
+            UNROLL
+            for (int f = 0; f < filters; f++) {
+                uint32_t packed;
+                memcpy(&packed, nibbles[f], sizeof packed);
+                word[f] = (uint64_t)packed << ENTRY_SHIFT;
+                nibbles[f] += tap_bytes;
+            }
+            for (int quad = 0; quad < quads; quad++, entries += quad_bytes)
+                UNROLL
+                for (int f = 0; f < filters; f++) {
+                    const uint8_t *entry = entries + (word[f] & ENTRY_MASK);
+                    HIDE(entry);
+                    word[f] >>= 4;
+                    UNROLL
+                    for (int r = 0; r < registers; r++)
+                        sum[f * registers + r] += *(const vshort *)(entry + r * (TABLE_ENTRIES * ENTRY_BYTES));
+                }
+        }
+        for (int repeat = 0; repeat < step->repeats; repeat++) {
+            vshort shifted[2 * TABLE_MAX_VECTORS];
+            const bool up = step->lanes > 0;
+            UNROLL
+            for (int i = 0; i < filters * registers; i++) {
+                const int column = i % vectors;
+                const vshort before = column ? sum[column ? i - 1 : 0] : (vshort){0};
+                const vshort behind = column + 1 < vectors ? sum[column + 1 < vectors ? i + 1 : 0] : (vshort){0};
+                shifted[i] = shift_shorts(sum[i], vectors == 1 ? before : up ? before : behind, step->select_short,
+                                          step->lanes, vectors == 1 && job->narrow);
+            }
+            UNROLL
+            for (int i = 0; i < filters * registers; i++) {
+                sum[i] = shifted[i];
+                KEEP(sum[i]);
+            }
+        }
+        if (step->park)
+            UNROLL
+            for (int i = 0; i < filters * registers; i++) {
+                parked[i] = sum[i];
+                sum[i] = (vshort){0};
+                KEEP(parked[i]);
+                KEEP(sum[i]);
+            }
+        if (step->unpark)
+            UNROLL
+            for (int i = 0; i < filters * registers; i++)
+                sum[i] += parked[i];
+    }
+
+    float *map = job->maps + (size_t)position * registers * SHORTS;
+    UNROLL
+    for (int i = 0; i < filters * registers; i++)
+        add_to_map(map + i * SHORTS, sum[i], job->first, job->last);
+}
+
+#define DEFINE_LEVEL_LOOK_UP(registers, vectors, filters)                                                              \
+    static void look_up_levels_##registers##_##vectors(const level_job *job)                                           \
+    {                                                                                                                  \
+        int position = 0;                                                                                              \
+        for (; position + filters <= job->listed; position += filters)                                                 \
+            look_up_levels(job, position, filters, registers, vectors);                                                \
+        for (; position < job->listed; position++)                                                                     \
+            look_up_levels(job, position, 1, registers, vectors);                                                      \
+    }
+DEFINE_LEVEL_LOOK_UP(1, 1, 8)
+DEFINE_LEVEL_LOOK_UP(2, 1, 4)
+DEFINE_LEVEL_LOOK_UP(3, 1, 3)
+DEFINE_LEVEL_LOOK_UP(4, 1, 2)
+DEFINE_LEVEL_LOOK_UP(5, 1, 1)
+DEFINE_LEVEL_LOOK_UP(6, 1, 1)
+DEFINE_LEVEL_LOOK_UP(7, 1, 1)
+DEFINE_LEVEL_LOOK_UP(8, 1, 1)
+DEFINE_LEVEL_LOOK_UP(2, 2, 4)
+DEFINE_LEVEL_LOOK_UP(4, 2, 2)
+DEFINE_LEVEL_LOOK_UP(6, 2, 1)
+DEFINE_LEVEL_LOOK_UP(8, 2, 1)
+DEFINE_LEVEL_LOOK_UP(4, 4, 2)
+DEFINE_LEVEL_LOOK_UP(8, 4, 1)
+DEFINE_LEVEL_LOOK_UP(8, 8, 1)
+
+static void (*const level_look_ups[][TABLE_MAX_VECTORS + 1])(const level_job *) = {
+    [1] = {NULL, look_up_levels_1_1, look_up_levels_2_1, look_up_levels_3_1, look_up_levels_4_1, look_up_levels_5_1,
+           look_up_levels_6_1, look_up_levels_7_1, look_up_levels_8_1},
+    [2] = {[2] = look_up_levels_2_2, [4] = look_up_levels_4_2, [6] = look_up_levels_6_2, [8] = look_up_levels_8_2},
+    [4] = {[4] = look_up_levels_4_4, [8] = look_up_levels_8_4},
+    [8] = {[8] = look_up_levels_8_8},
+};
+
+/* ------------------------------------------------------------------------------------------------ merge */
+
+/* Pixels of the output that a part of a map goes to. */
+typedef struct {
+    size_t offset; /* of lane 0 in the plane of a channel */
+    int map;       /* of lane 0 in the map of a segment */
+    int begin, end;
+} level_piece;
+
+/* What is merged at once: the maps of one region into the channels of one group. */
+typedef struct {
+    const sb_conv *conv;
+    const float *const *map;    /* [input block] */
+    const uint32_t *map_offset; /* (out, blocks) */
+    size_t begin, end;          /* output channels */
+    level_piece pieces[2 * TABLE_MAX_VECTORS];
+    int pieces_count;
+    bool whole;                 /* all lanes of all pieces are output */
+    float *out;                 /* NULL: levels alone */
+} level_merge_job;
+
+/* Rows in pieces of a register of floats, or of a slot. */
+static void find_level_pieces(const sb_conv *conv, const table_plan *table, const table_segment *segment,
+                              level_merge_job *job) {
+    const int width = table->slot < LANES ? table->slot : LANES, row_lanes = table->vectors * SHORTS;
+    job->pieces_count = 0;
+    job->whole = true;
+    for (int row = 0; row < segment->rows; row++)
+        for (int x = 0; x < segment->end; x += width) {
+            const int begin = segment->begin - x, end = segment->end - x;
+            if (begin >= width)
+                continue;
+            level_piece *piece = &job->pieces[job->pieces_count++];
+            piece->offset = (size_t)(segment->y + row) * conv->out_width + segment->x + x;
+            piece->map = row * row_lanes + x;
+            piece->begin = begin < 0 ? 0 : begin;
+            piece->end = end < width ? end : width;
+            job->whole = job->whole && piece->end - piece->begin == width;
+        }
+}
+
+#define WIDTH 4
+#include "levels_merge.h"
+#if LANES >= 8
+#define WIDTH 8
+#include "levels_merge.h"
+#endif
+#if LANES >= 16
+#define WIDTH 16
+#include "levels_merge.h"
+#endif
+
+static void merge_level_unit(const sb_conv *conv, const table_plan *table, const level_scratch *scratch, int unit,
+                             float *out) {
+    const int blocks = conv->weight.blocks, units = table->units / conv->groups, group = unit / units;
+    const size_t block_floats = (size_t)table->max_list * table->rows * table->vectors * SHORTS;
+    const size_t per_group = (size_t)(conv->weight.out / conv->groups);
+    level_merge_job job = {
+        .conv = conv, .map = scratch->map, .map_offset = table->map_offset, .out = out,
+        .begin = group * per_group, .end = (group + 1) * per_group,
+    };
+    for (int region = 0; region < table->unit_regions; region++) {
+        const table_segment segment = find_segment(conv, table, unit % units, region * blocks);
+        find_level_pieces(conv, table, &segment, &job);
+        for (int i = 0; i < blocks; i++) {
+            const int number = region * blocks + i;
+            scratch->map[i] = scratch->maps + number / table->segments * block_floats +
+                              (table->segments > 1 ? number % table->segments * table->slot : 0);
+        }
+        if (table->slot >= LANES)
+            PASTE(merge_level_region, LANES)(&job);
+#if LANES >= 16
+        else if (table->slot == 8)
+            merge_level_region8(&job);
+#endif
+        else
+            merge_level_region4(&job);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- run */
+
+static void run_level_unit(const sb_conv *conv, const table_plan *table, level_scratch *scratch, int unit,
+                           const int8_t *in, float *out) {
+    const sb_weight *weight = &conv->weight;
+    const int units = table->units / conv->groups, group = unit / units, registers = table->rows * table->vectors;
+    const int8_t *group_in = in + (size_t)group * weight->blocks * weight->depth * conv->height * conv->width;
+    uint64_t since = BEGIN_STAGE(conv);
+    for (int block = 0; block < table->unit_blocks; block++) {
+        const uint32_t *list = &table->list_begin[group * table->unit_blocks + block];
+        level_job job = {
+            .table = table,
+            .sums = scratch->table,
+            .nibbles = table->nibbles,
+            .list = table->list + list[0],
+            .listed = (int)(list[1] - list[0]),
+            .maps = scratch->maps + (size_t)block * table->max_list * registers * SHORTS,
+            .narrow = table->segments > 1,
+        };
+        plan_level_block(conv, table, unit % units, block, scratch);
+        for (int chunk = 0; chunk < table->chunks; chunk++) {
+            build_level_chunk(conv, table, scratch, group_in, chunk);
+            END_STAGE(conv, build, &since);
+            job.quads = table_chunk_quads(table, chunk);
+            job.first = chunk == 0;
+            job.last = chunk + 1 == table->chunks;
+            level_look_ups[table->vectors][registers](&job);
+            job.nibbles += (size_t)weight->filters * table->taps * table_tap_bytes(job.quads);
+            END_STAGE(conv, look_up, &since);
+        }
+    }
+    merge_level_unit(conv, table, scratch, unit, out);
+    END_STAGE(conv, merge, &since);
+}
+
+static double level_table_cost(const sb_conv *conv) {
+    table_plan table;
+    return table_lay_out(conv, SHORTS, &table) ? table.cost / CYCLES_PER_NANOSECOND : -1;
+}
+
+static size_t level_table_prepared_size(const sb_conv *conv) { return table_prepared_size(conv, SHORTS); }
+
+static void level_table_prepare(const sb_conv *conv, void *prepared) { table_prepare(conv, SHORTS, prepared); }
+
+static size_t level_table_scratch_size(const sb_conv *conv) {
+    table_plan table;
+    level_scratch scratch;
+    return table_lay_out(conv, SHORTS, &table) ? carve_level_scratch(conv, &table, NULL, &scratch) : 0;
+}
+
+static void level_table_run(const sb_conv *conv, const int8_t *in, float *out, void *memory) {
+    const table_plan *table = conv->prepared;
+    level_scratch scratch;
+    carve_level_scratch(conv, table, memory, &scratch);
+    for (int unit = 0; unit < table->units; unit++)
+        run_level_unit(conv, table, &scratch, unit, in, out);
+    if (out)
+        apply_rest(conv, out);
+}
+
+static const sb_conv_kernel level_table_kernel = {
+    .name = "table", .cost = level_table_cost, .prepared_size = level_table_prepared_size,
+    .prepare = level_table_prepare, .scratch_size = level_table_scratch_size, .run_levels = level_table_run,
+};
