@@ -209,7 +209,7 @@ static bool fuse_addition(planner *p, int32_t number) {
     const int32_t other = op->inputs[0] + op->inputs[1] - later;
     sb_step *step = convolution_behind(p, later);
     const sb_value *values = p->plan->values;
-    if (!step || p->program->ops[step->writer].code != SB_OP_CONV || other > step->writer || step->added != SB_NO_VALUE || step->conv->then.kind != SB_NONE || !step->conv->kernel->run ||
+    if (!step || p->program->ops[step->writer].code != SB_OP_CONV || other > step->writer || step->added != SB_NO_VALUE || step->conv->then.kind != SB_NONE ||
         !same_shape(&values[other].shape, &values[later].shape))
         return false;
     step->added = other;

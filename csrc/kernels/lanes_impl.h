@@ -235,25 +235,31 @@ static NEVER_INLINE void merge_lanes(const sb_conv *conv, const lanes_plan *plan
     }
 }
 
-static void lanes_run(const sb_conv *conv, const float *in, float *out, void *memory) {
-    const lanes_plan *plan = conv->prepared;
+/* The maps of all filters over all blocks. */
+static void sum_lanes(const sb_conv *conv, const lanes_plan *plan, const float *in, const lanes_scratch *scratch) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w, step = chunk_words(conv);
-    lanes_scratch scratch;
-    carve_lanes_scratch(conv, memory, &scratch);
     uint64_t since = BEGIN_STAGE(conv);
-    memset(scratch.maps, 0, (size_t)conv->weight.blocks * conv->out_height * conv->out_width * plan->registers *
+    memset(scratch->maps, 0, (size_t)conv->weight.blocks * conv->out_height * conv->out_width * plan->registers *
                                 sizeof(vfloat));
     for (int word = 0; word < plan->words; word += step) {
         const int first = word * WORD_QUADS, rest = plan->quads - first;
         const int quads = rest < step * WORD_QUADS ? rest : step * WORD_QUADS;
-        build_lanes(conv, in, first, quads, scratch.sums);
+        build_lanes(conv, in, first, quads, scratch->sums);
         END_STAGE(conv, build, &since);
         for (int r = 0; r < plan->registers; r++)
             for (int tap = 0; tap < taps; tap++)
-                look_up_tap(conv, plan, &scratch, tap,
+                look_up_tap(conv, plan, scratch, tap,
                             plan->nibbles + (((size_t)r * taps + tap) * plan->words + word) * LANES, quads, r * LANES);
         END_STAGE(conv, look_up, &since);
     }
+}
+
+static void lanes_run(const sb_conv *conv, const float *in, float *out, void *memory) {
+    const lanes_plan *plan = conv->prepared;
+    lanes_scratch scratch;
+    carve_lanes_scratch(conv, memory, &scratch);
+    sum_lanes(conv, plan, in, &scratch);
+    uint64_t since = BEGIN_STAGE(conv);
     merge_lanes(conv, plan, scratch.maps, out);
     END_STAGE(conv, merge, &since);
     apply_rest(conv, out);

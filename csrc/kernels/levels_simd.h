@@ -136,3 +136,78 @@ static void simd_round(sb_levels levels, const float *in, int8_t *out, size_t co
         vstore_levels(out + i, vload(in + i), to);
     sb_kernels_portable.round(levels, in + i, out + i, count - i);
 }
+
+/* ------------------------------------------------------------------------- windows of 2 x 2, side by side */
+
+ALWAYS_INLINE vshort larger_shorts(vshort a, vshort b) {
+#if LANES == 16
+    return (vshort)_mm512_max_epi16((__m512i)a, (__m512i)b);
+#elif LANES == 8
+    return (vshort)_mm256_max_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (vshort)_mm_max_epi16((__m128i)a, (__m128i)b);
+#else
+    const vshort first = a > b;
+    return (a & first) | (b & ~first);
+#endif
+}
+
+/* The larger of each pair of neighbours in 2 · SHORTS levels. */
+ALWAYS_INLINE vshort larger_neighbours(const int8_t *p) {
+    const vshort pairs = *(const vshort_u *)p; /* little-endian: the first of a pair is the low byte */
+    return larger_shorts(pairs << 8 >> 8, pairs >> 8);
+}
+
+ALWAYS_INLINE void store_narrow(int8_t *p, vshort v) {
+#if LANES == 16
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8((__m512i)v));
+#else
+    *(vlevels_u *)p = __builtin_convertvector(v, vlevels);
+#endif
+}
+
+/* The larger of each pair of neighbours, `count` pairs. */
+static void pool_neighbouring_levels(const int8_t *in, int8_t *out, size_t count) {
+    size_t i = 0;
+    for (; i + SHORTS <= count; i += SHORTS)
+        store_narrow(out + i, larger_neighbours(in + 2 * i));
+    for (; i < count; i++)
+        out[i] = in[2 * i] > in[2 * i + 1] ? in[2 * i] : in[2 * i + 1];
+}
+
+/* The larger of rows 2i and 2i + 1, of `width` levels each. */
+ALWAYS_INLINE void pool_neighbouring_rows(const int8_t *in, int8_t *out, size_t rows, const size_t width) {
+    for (size_t row = 0; row < rows; row++, in += 2 * width, out += width)
+        for (size_t x = 0; x < width; x++)
+            out[x] = in[x] > in[width + x] ? in[x] : in[width + x];
+}
+
+/* Halves both sides of all planes: columns first, then rows, some rows at a time. */
+static bool pool_level_halves(const sb_pool *pool, const int8_t *in, int8_t *out) {
+    enum { ROOM = 4096 };
+    const size_t width = (size_t)pool->out_width, rows = (size_t)pool->channels * pool->out_height;
+    if (pool->kernel_h != 2 || pool->kernel_w != 2 || pool->stride_h != 2 || pool->stride_w != 2 || pool->pad_top ||
+        pool->pad_left || pool->dilation_h != 1 || pool->dilation_w != 1 || pool->height != 2 * pool->out_height ||
+        pool->width != 2 * pool->out_width || width > ROOM / 2)
+        return false;
+    int8_t halves[ROOM];
+    const size_t step = ROOM / (2 * width);
+    for (size_t row = 0; row < rows; row += step) {
+        const size_t count = rows - row < step ? rows - row : step;
+        pool_neighbouring_levels(in + 4 * row * width, halves, 2 * count * width);
+        switch (width) {
+        case 1: pool_neighbouring_levels(halves, out + row, count); break;
+        case 2: pool_neighbouring_rows(halves, out + row * width, count, 2); break;
+        case 4: pool_neighbouring_rows(halves, out + row * width, count, 4); break;
+        case 8: pool_neighbouring_rows(halves, out + row * width, count, 8); break;
+        case 16: pool_neighbouring_rows(halves, out + row * width, count, 16); break;
+        default: pool_neighbouring_rows(halves, out + row * width, count, width);
+        }
+    }
+    return true;
+}
+
+static void simd_pool_levels(const sb_pool *pool, int8_t lowest, const int8_t *in, int8_t *out) {
+    if (!pool_level_halves(pool, in, out))
+        sb_kernels_portable.pool_levels(pool, lowest, in, out);
+}

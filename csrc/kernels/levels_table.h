@@ -27,6 +27,16 @@ static size_t carve_level_scratch(const sb_conv *conv, const table_plan *table, 
     return used;
 }
 
+/* Where all segments of a unit share registers, those of one input block lie side by side, so that the merge takes
+ * several regions at once; otherwise the segments are numbered region by region. */
+static bool sorted_by_block(const table_plan *table) { return table->unit_blocks == 1; }
+
+static table_segment find_level_segment(const sb_conv *conv, const table_plan *table, int unit_of_group, int number) {
+    const int regions = table->unit_regions, blocks = conv->weight.blocks;
+    return find_segment(conv, table, unit_of_group,
+                        sorted_by_block(table) ? number % regions * blocks + number / regions : number);
+}
+
 /* ------------------------------------------------------------------------------------------------ build */
 
 static void clear_level_vector(const table_plan *table, const level_scratch *scratch, int vector) {
@@ -65,7 +75,7 @@ static void plan_level_block(const sb_conv *conv, const table_plan *table, int u
     for (int i = 0; i < 2 && table->segments > 1; i++)
         memset(scratch->stage[i], 0, (size_t)TABLE_QUAD * table->table_vectors * SHORTS);
     for (int i = 0; i < table->segments; i++) {
-        const table_segment segment = find_segment(conv, table, unit_of_group, block * table->segments + i);
+        const table_segment segment = find_level_segment(conv, table, unit_of_group, block * table->segments + i);
         if (segment.rows)
             plan_level_segment(conv, table, &segment, table->segments > 1 ? i * table->slot : 0, scratch);
     }
@@ -289,42 +299,52 @@ static void (*const level_look_ups[][TABLE_MAX_VECTORS + 1])(const level_job *) 
 
 /* ------------------------------------------------------------------------------------------------ merge */
 
-/* Pixels of the output that a part of a map goes to. */
+/* Neighbouring lanes of a map, and the pixels of the output that they go to: one run of them, or one per segment. */
 typedef struct {
-    size_t offset; /* of lane 0 in the plane of a channel */
-    int map;       /* of lane 0 in the map of a segment */
-    int begin, end;
+    int map;             /* of lane 0 in the map of the first segment */
+    int parts;
+    size_t offset[4];    /* of lane 0 of each part in the plane of a channel */
+    int begin[4], end[4]; /* lanes of each part that are output */
 } level_piece;
 
-/* What is merged at once: the maps of one region into the channels of one group. */
+/* What is merged at once: the maps of one region, or of all regions of a unit, into the channels of one group. */
 typedef struct {
     const sb_conv *conv;
     const float *const *map;    /* [input block] */
     const uint32_t *map_offset; /* (out, blocks) */
     size_t begin, end;          /* output channels */
     level_piece pieces[2 * TABLE_MAX_VECTORS];
-    int pieces_count;
-    bool whole;                 /* all lanes of all pieces are output */
+    int pieces_count, part_width;
+    bool straight;              /* every piece goes to one run of the output, all of its lanes */
     float *out;                 /* NULL: levels alone */
 } level_merge_job;
 
-/* Rows in pieces of a register of floats, or of a slot. */
-static void find_level_pieces(const sb_conv *conv, const table_plan *table, const table_segment *segment,
-                              level_merge_job *job) {
-    const int width = table->slot < LANES ? table->slot : LANES, row_lanes = table->vectors * SHORTS;
+/* Adds the pieces of `regions` regions whose segments lie side by side, from segment `number` of the unit on. */
+static void find_level_pieces(const sb_conv *conv, const table_plan *table, int unit_of_group, int number, int regions,
+                              int width, level_merge_job *job) {
+    const int part_width = width < table->slot ? width : table->slot;
     job->pieces_count = 0;
-    job->whole = true;
-    for (int row = 0; row < segment->rows; row++)
-        for (int x = 0; x < segment->end; x += width) {
-            const int begin = segment->begin - x, end = segment->end - x;
-            if (begin >= width)
-                continue;
-            level_piece *piece = &job->pieces[job->pieces_count++];
-            piece->offset = (size_t)(segment->y + row) * conv->out_width + segment->x + x;
-            piece->map = row * row_lanes + x;
-            piece->begin = begin < 0 ? 0 : begin;
-            piece->end = end < width ? end : width;
-            job->whole = job->whole && piece->end - piece->begin == width;
+    job->part_width = part_width;
+    job->straight = true;
+    for (int row = 0; row < table->rows; row++)
+        for (int x = 0; x < regions * table->slot; x += width) {
+            level_piece piece = {.map = row * table->vectors * SHORTS + x};
+            bool output = false;
+            for (int lane = x; lane < x + width; lane += part_width, piece.parts++) {
+                const table_segment segment = find_level_segment(conv, table, unit_of_group, number + lane / table->slot);
+                const int inside = lane % table->slot, end = segment.end - inside, begin = segment.begin - inside;
+                size_t *offset = &piece.offset[piece.parts];
+                if (row < segment.rows && end > 0 && begin < part_width) {
+                    *offset = (size_t)(segment.y + row) * conv->out_width + segment.x + inside;
+                    piece.begin[piece.parts] = begin < 0 ? 0 : begin;
+                    piece.end[piece.parts] = end < part_width ? end : part_width;
+                    output = true;
+                }
+                job->straight = job->straight && piece.end[piece.parts] - piece.begin[piece.parts] == part_width &&
+                                *offset == piece.offset[0] + (size_t)(piece.parts * part_width);
+            }
+            if (output)
+                job->pieces[job->pieces_count++] = piece;
         }
 }
 
@@ -342,28 +362,29 @@ static void find_level_pieces(const sb_conv *conv, const table_plan *table, cons
 static void merge_level_unit(const sb_conv *conv, const table_plan *table, const level_scratch *scratch, int unit,
                              float *out) {
     const int blocks = conv->weight.blocks, units = table->units / conv->groups, group = unit / units;
+    const int together = sorted_by_block(table) ? table->unit_regions : 1;
+    const int width = together * table->slot < LANES ? together * table->slot : LANES;
     const size_t block_floats = (size_t)table->max_list * table->rows * table->vectors * SHORTS;
     const size_t per_group = (size_t)(conv->weight.out / conv->groups);
     level_merge_job job = {
         .conv = conv, .map = scratch->map, .map_offset = table->map_offset, .out = out,
         .begin = group * per_group, .end = (group + 1) * per_group,
     };
-    for (int region = 0; region < table->unit_regions; region++) {
-        const table_segment segment = find_segment(conv, table, unit % units, region * blocks);
-        find_level_pieces(conv, table, &segment, &job);
+    for (int region = 0; region < table->unit_regions; region += together) {
+        find_level_pieces(conv, table, unit % units, region * blocks, together, width, &job);
         for (int i = 0; i < blocks; i++) {
-            const int number = region * blocks + i;
+            const int number = region * blocks + i * together;
             scratch->map[i] = scratch->maps + number / table->segments * block_floats +
                               (table->segments > 1 ? number % table->segments * table->slot : 0);
         }
-        if (table->slot >= LANES)
-            PASTE(merge_level_region, LANES)(&job);
+        if (width == LANES)
+            PASTE(merge_level_pieces, LANES)(&job);
 #if LANES >= 16
-        else if (table->slot == 8)
-            merge_level_region8(&job);
+        else if (width == 8)
+            merge_level_pieces8(&job);
 #endif
         else
-            merge_level_region4(&job);
+            merge_level_pieces4(&job);
     }
 }
 

@@ -11,9 +11,10 @@
 #include "pool_impl.h"
 #include "xnor_impl.h"
 #include "table_impl.h"
+#include "lanes_impl.h"
 #include "levels_simd.h"
 #include "levels_table.h"
-#include "lanes_impl.h"
+#include "levels_lanes.h"
 #include "limits_impl.h"
 
 #define STRING2(x) #x
@@ -22,7 +23,7 @@
 static const sb_conv_kernel *const convs[] = {
     &table_kernel, &level_table_kernel,
 #if LANES >= 8
-    &lanes_kernel,
+    &lanes_kernel, &level_lanes_kernel,
 #endif
 #if LANES == 16
     &popcount_kernel,
@@ -38,6 +39,7 @@ const sb_kernels PASTE(sb_kernels_, ROW) = {
     .affine = simd_affine,
     .pool = simd_pool,
     .round = simd_round,
+    .pool_levels = simd_pool_levels,
     .multiply_add_loop = multiply_add_loop,
     .look_up_loop = look_up_loop,
 };

@@ -125,7 +125,12 @@ static double estimate(const sb_conv *conv, const table_plan *table) {
     const double look_up = load_bound > decode_bound ? load_bound : decode_bound;
     const double build = table->quads * (table->table_vectors * (TABLE_ENTRIES + 6.0) + 4.0 * table->segments);
     const double filter = table->quads * table->taps * look_up + table->chunks * (registers * (1.5 + shifts) + 12);
-    const double merge = per_group * (registers * (conv->weight.blocks + 2.0) * table->segments / 2 + 10);
+    double merge = per_group * (registers * (conv->weight.blocks + 2.0) * table->segments / 2 + 10);
+    if (has_levels(conv)) { /* in floats, half as many a register; regions that lie side by side are merged together */
+        const int together = table->unit_blocks == 1 ? table->unit_regions : 1, lanes = together * table->slot;
+        const double vectors = (double)table->rows * lanes / smaller(lanes, table->lanes / 2);
+        merge = per_group * (vectors * (conv->weight.blocks + 4.0) + 10) / together;
+    }
     return (double)table->units * (table->unit_blocks * (build + filter * table->max_list) + table->unit_regions * merge);
 }
 
