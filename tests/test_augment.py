@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from subbit.data.augment import Augmentation, derive
+from subbit.errors import ConfigError
 from subbit.train.batches import Batches, Normalise, plain_batches
 from tests import tiny
 
@@ -108,6 +109,38 @@ def test_images_stay_bytes_until_the_batch() -> None:
     expected = (data.train.images[batches.order(0).numpy()] / 255 - data.mean[0]) / data.std[0]
     assert torch.allclose(images, torch.from_numpy(expected).float(), atol=1e-5)
     assert torch.equal(labels, torch.from_numpy(data.train.labels)[batches.order(0)])
+
+
+def test_alternating_flips_show_every_image_both_ways() -> None:
+    settings = tiny.settings(shift=0, rotate=0, zoom=0, flip=True, alternate=True, batch=320)
+    batches = Batches(tiny.digits(), settings)
+    plain = batches.normalise(batches.images)
+    order = torch.arange(320)
+    first, second, third = (batches.make(order, epoch, 0)[0] for epoch in range(3))
+    assert torch.equal(first.flip(3), second)
+    assert torch.equal(first, third)
+    mirrored = [torch.equal(image, shown.flip(2)) for image, shown in zip(plain, first, strict=True)]
+    assert 100 < sum(mirrored) < 220  # by chance in the first epoch
+    assert all(torch.equal(image, shown) for image, shown, flip in zip(plain, first, mirrored, strict=True) if not flip)
+
+
+def test_images_grow_to_their_full_size() -> None:
+    settings = tiny.settings(epochs=10, start_size=18, grown=0.6, rotate=0, zoom=0)
+    batches = Batches(tiny.digits(), settings)
+    sides = [batches.make(batches.order(epoch), epoch, 0)[0].shape[2] for epoch in range(12)]
+    assert sides == [18, 18, 22, 22, 26, 26, 28, 28, 28, 28, 28, 28]  # and behind the end
+    assert {batches.make(batches.order(0), epoch, 9)[0].shape[3] for epoch in (0, 5)} == {18, 26}
+
+
+def test_images_of_full_size_are_not_resampled() -> None:
+    grown = Batches(tiny.digits(), tiny.settings(start_size=28))
+    plain = Batches(tiny.digits(), tiny.settings())
+    assert torch.equal(grown.make(grown.order(0), 0, 0)[0], plain.make(plain.order(0), 0, 0)[0])
+
+
+def test_start_size_beyond_the_images() -> None:
+    with pytest.raises(ConfigError, match="start_size is 29, more than the 28 pixels"):
+        Batches(tiny.digits(), tiny.settings(start_size=29))
 
 
 def test_fewer_images_than_a_batch() -> None:

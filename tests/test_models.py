@@ -36,6 +36,19 @@ def test_vgg16_variants(variant: str, count: int, linear: int) -> None:
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
+def test_vgg16_width_scales_every_layer() -> None:
+    whole, half = vgg16(), vgg16(width=0.5)
+    assert [m.out_channels for m in convolutions(half)] == [m.out_channels // 2 for m in convolutions(whole)]
+    assert [m.out_features for m in half.modules() if isinstance(m, nn.Linear)] == [256, 256, 10]
+    with pytest.raises(ConfigError, match="width=0"):
+        vgg16(width=0)
+
+
+@pytest.mark.parametrize("size", [16, 17, 20, 24, 28, 31])
+def test_vgg16_takes_smaller_images(size: int) -> None:
+    assert vgg16(width=1 / 16).eval()(torch.zeros(2, 3, size, size)).shape == (2, 10)
+
+
 def test_vgg16_lego_has_the_weights_that_the_ratios_count() -> None:
     assert sum(m.weight.numel() for m in convolutions(vgg16(variant="lego"))) == 14_894_784
 

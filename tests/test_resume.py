@@ -99,6 +99,41 @@ def test_killed_again_and_again(spawn: Any, tmp_path: Path, method: str, kills: 
     assert logged_steps(out) == logged_steps(tmp_path / "whole")  # no step twice, none missing
 
 
+def test_killed_with_all_that_the_fast_recipes_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tiny.settings(
+        model="vgg16",
+        model_options={"width": 1 / 16},
+        method_options={"selection": "fixed", "estimator": "soft"},
+        f1="1/2",
+        f2="1/2",
+        latent_optimizer="muon",
+        nesterov=True,
+        latent_lr=2.0,
+        norm_lr=2.0,
+        start_size=20,
+        flip=True,
+        alternate=True,
+        whiten=True,
+        channels_last=True,
+        checkpoint_minutes=0,
+    )
+    fit(settings, out=tmp_path / "whole", data=tiny.digits())
+    real = checkpoints.save
+    for place in ((0, 3), (1, 0), (1, 7)):  # in the midst of the first and the second epoch, and between them
+
+        def save(folder: Path, content: dict[str, Any], place: tuple[int, int] = place) -> None:
+            real(folder, content)
+            if (content["epoch"], content["step"]) == place:
+                raise RuntimeError("stopped by the test")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints, "save", save)
+            with pytest.raises(RuntimeError, match="stopped by the test"):
+                fit(settings, out=tmp_path / "killed", resume=True, data=tiny.digits())
+    fit(settings, out=tmp_path / "killed", resume=True, data=tiny.digits())
+    assert_same_bits(tmp_path / "whole", tmp_path / "killed")
+
+
 def test_killed_command_line(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "run"
     tiny.write_idx_files(data, tiny.digits())

@@ -26,6 +26,7 @@ _PANELS = {
     "optimizer": "Optimiser",
     "label_smoothing": "Loss",
     "shift": "Augmentation",
+    "start_size": "Resolution",
     "freeze_selection": "End of training",
     "validation": "Measuring",
     "precision": "Machine",

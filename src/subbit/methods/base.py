@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from subbit.errors import ConfigError, ModelError
-from subbit.nn.estimators import clipped
+from subbit.nn.estimators import clipped, estimator
 from subbit.records import Weight
 
 Init = Literal["random", "dense"]
@@ -114,6 +114,7 @@ class CompressedLayer(nn.Module):
     weight_shape: tuple[int, ...]  # of the plain layer: (c_out, c_in / groups, *kernel)
     bias: nn.Parameter | None
     notes: tuple[str, ...] = ()
+    progress: float = 1.0  # of the training, 0 to 1, for estimators that change in its course; set by whoever trains
 
     # of a linear layer
     in_features: int
@@ -213,6 +214,10 @@ class CompressedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.plain(self.receive(x), self.effective_weight(), self.bias)
+
+    def binarise(self, latent: Tensor, by: str) -> Tensor:
+        """Signs of a latent by the named estimator; one that hardens is hard wherever the layer is not training."""
+        return estimator(by)(latent, self.progress if self.training else 1.0)
 
     def receive(self, x: Tensor) -> Tensor:
         """The input as the method sees it: its signs, with the gradient gated at |x| ≤ 1, or itself."""

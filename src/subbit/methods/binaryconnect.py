@@ -29,7 +29,7 @@ from subbit.methods.base import (
     as_signs,
     check_choice,
 )
-from subbit.nn.estimators import ESTIMATORS, estimator
+from subbit.nn.estimators import ESTIMATORS
 from subbit.records import Binary
 
 
@@ -54,7 +54,7 @@ class BinaryConnectLayer(LatentLayer):
     method: BinaryConnect
 
     def effective_weight(self) -> Tensor:
-        return estimator(self.method.estimator)(self.clipped_latent())
+        return self.binarise(self.clipped_latent(), self.method.estimator)
 
     def record(self) -> Binary:
         return Binary(as_signs(self.latent))

@@ -35,7 +35,7 @@ from subbit.methods.base import (
     check_choice,
     check_flags,
 )
-from subbit.nn.estimators import ESTIMATORS, estimator, signs
+from subbit.nn.estimators import ESTIMATORS, signs
 from subbit.records import Binary
 
 
@@ -64,7 +64,7 @@ class BWNLayer(LatentLayer):
 
     def effective_weight(self) -> Tensor:
         latent = self._constrained()
-        binary = estimator(self.method.estimator)(latent)
+        binary = self.binarise(latent, self.method.estimator)
         return binary * _scale(latent, binary).reshape(-1, *[1] * (binary.ndim - 1))
 
     @torch.no_grad()

@@ -46,7 +46,7 @@ from subbit.methods.base import (
 )
 from subbit.methods.fit import fit_blocks, projections
 from subbit.methods.stacking import StackedLayer, StackingMethod
-from subbit.nn.estimators import ESTIMATORS, estimator, signs
+from subbit.nn.estimators import ESTIMATORS, signs
 from subbit.records import Stacked
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class SLBFLayer(StackedLayer):
     # -- forward
 
     def bank(self) -> Tensor:
-        return estimator(self.method.estimator)(self.R)
+        return self.binarise(self.R, self.method.estimator)
 
     def choice(self) -> Tensor:
         return self.frozen_index if self.Q is None else self.Q.abs().argmax(2)

@@ -22,27 +22,36 @@ class VGG(nn.Module):
     """Convolution – BatchNorm – ReLU throughout, pooling behind each stage, ReLU between linear layers."""
 
     def __init__(
-        self, num_classes: int = 10, in_channels: int = 3, affine: bool = True, variant: Variant = "paper"
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        affine: bool = True,
+        variant: Variant = "paper",
+        width: float = 1.0,
     ) -> None:
         super().__init__()
         if variant not in _VARIANTS:
             raise ConfigError(f"vgg16(variant={variant!r}): choose one of {', '.join(map(repr, _VARIANTS))}")
+        if not 0 < width <= 8:
+            raise ConfigError(f"vgg16(width={width!r}): must lie above 0 and be at most 8; 1 is the paper's network")
         stages, hidden = _VARIANTS[variant]
         features: list[nn.Module] = []
         channels = in_channels
-        for width, depth in stages:
+        for wide, depth in stages:
             for _ in range(depth):
+                out_channels = _scaled(wide, width)
                 features += [
-                    convolution(channels, width, 3, padding=1),
-                    nn.BatchNorm2d(width, affine=affine),
+                    convolution(channels, out_channels, 3, padding=1),
+                    nn.BatchNorm2d(out_channels, affine=affine),
                     nn.ReLU(),
                 ]
-                channels = width
-            features.append(nn.MaxPool2d(2))
-        classifier: list[nn.Module] = [nn.Flatten()]  # 32×32 has become 1×1
-        for width in hidden:
-            classifier += [nn.Linear(channels, width), nn.ReLU()]
-            channels = width
+                channels = out_channels
+            # Rounding up changes nothing at 32×32, and lets smaller images through, which are trained on first.
+            features.append(nn.MaxPool2d(2, ceil_mode=True))
+        classifier: list[nn.Module] = [nn.Flatten()]  # 32×32, or less, has become 1×1
+        for wide in hidden:
+            classifier += [nn.Linear(channels, _scaled(wide, width)), nn.ReLU()]
+            channels = _scaled(wide, width)
         classifier.append(nn.Linear(channels, num_classes))
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(*classifier)
@@ -52,10 +61,17 @@ class VGG(nn.Module):
         return y
 
 
-def vgg16(num_classes: int = 10, in_channels: int = 3, affine: bool = True, variant: Variant = "paper") -> VGG:
-    """VGG-16 for images of 32×32.
+def _scaled(channels: int, width: float) -> int:
+    return max(1, round(channels * width))
+
+
+def vgg16(
+    num_classes: int = 10, in_channels: int = 3, affine: bool = True, variant: Variant = "paper", width: float = 1.0
+) -> VGG:
+    """VGG-16 for images of up to 32×32.
 
     "paper" has 13 convolutions and linear layers 512 → 512 → 512 → classes, as the paper's text says; "lego" has 15
-    convolutions, three per stage, and one linear layer, which the paper's ratios fit.
+    convolutions, three per stage, and one linear layer, which the paper's ratios fit. `width` multiplies the channels
+    of all layers.
     """
-    return VGG(num_classes, in_channels, affine, variant)
+    return VGG(num_classes, in_channels, affine, variant, width)

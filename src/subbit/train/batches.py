@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from subbit.data.augment import Augmentation, derive
@@ -17,6 +19,7 @@ from subbit.train.settings import Settings
 Batch = tuple[Tensor, Tensor]
 
 EVALUATION_BATCH = 500
+_SIZE_STEP = 4  # pixels between two resolutions
 
 
 class Normalise:
@@ -30,6 +33,28 @@ class Normalise:
 
     def __call__(self, images: Tensor) -> Tensor:
         return images.float().mul_(self.slope.to(images.device)).add_(self.offset.to(images.device))
+
+
+class Sizes:
+    """The course of the resolution: from `start_size` up to the full size in steps of 4 pixels of equal duration.
+
+    Small images are cheap, and early on a network learns as much from them. A place beyond the end of the training
+    has the full size too.
+    """
+
+    def __init__(self, settings: Settings, full: tuple[int, int]) -> None:
+        side = min(full)
+        if settings.start_size > side:
+            raise ConfigError(f"start_size is {settings.start_size}, more than the {side} pixels of the images")
+        smaller = range(settings.start_size, side, _SIZE_STEP) if settings.start_size else range(0)
+        self.full, self.grown = full, settings.grown
+        self.smaller = [(round(full[0] * now / side), round(full[1] * now / side)) for now in smaller]
+
+    def at(self, progress: float) -> tuple[int, int]:
+        """Height and width at this share of the training."""
+        if not self.smaller or progress >= self.grown:
+            return self.full
+        return self.smaller[int(progress / self.grown * len(self.smaller))]
 
 
 class Batches:
@@ -52,11 +77,14 @@ class Batches:
             rotate=settings.rotate,
             zoom=settings.zoom,
         )
+        random = torch.Generator().manual_seed(derive(settings.seed, "first flips"))
+        self.first_flips = torch.randint(0, 2, (len(self.images),), generator=random).bool()
         self.rank, self.world = rank, world
         self.epoch, self.step = 0, 0
         self.seconds = 0.0  # spent on making batches, to show their share of a step
         if settings.batch % world:
             raise ConfigError(f"a batch of {settings.batch} images cannot be split over {world} processes evenly")
+        self.sizes = Sizes(settings, (self.images.shape[2], self.images.shape[3]))
         self.batch = min(settings.batch, len(self.images) // world * world)
         if self.batch == 0:
             raise ConfigError(f"{len(self.images)} training images are too few for {world} processes")
@@ -97,7 +125,12 @@ class Batches:
             (self.images.shape[2], self.images.shape[3]),
             derive(self.settings.seed, "augment", epoch, step),
         ).part(rows)
+        if self.settings.alternate:
+            draw = replace(draw, flips=self.first_flips[index.cpu()] ^ bool(epoch % 2))
         images = draw.blank(self.normalise(draw.turn(draw.move(self.images[index]))))
+        size = self.sizes.at((epoch * len(self) + step) / (self.settings.epochs * len(self)))
+        if size != images.shape[2:]:
+            images = F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)
         if self.settings.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return images, self.labels[index]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from subbit.data.augment import derive
 from subbit.errors import TrainingError
+from subbit.methods.base import CompressedLayer
 from subbit.methods.legonet import LegoNetLayer
 from subbit.methods.stacking import StackedLayer
 from subbit.train import optim
@@ -36,6 +37,7 @@ class Learner(LightningModule):
         self._teacher = (
             [teacher.eval().requires_grad_(False)] if teacher else []
         )  # in a list: not a part of this module
+        self.compressed = [module for module in model.modules() if isinstance(module, CompressedLayer)]
         self._optimizer = optim.optimizer(model, settings)
         self.epoch, self.step = 0, 0  # finished epochs, finished steps of the next one
         self.loss_sum, self.correct, self.seen = 0.0, 0, 0  # of the present epoch
@@ -92,7 +94,9 @@ class Learner(LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = self.lr
+            group["lr"] = self.lr * group["rate"]
+        for layer in self.compressed:
+            layer.progress = self.done / self.total_steps
         if self.settings.freeze_selection and self.done >= self.first_frozen_step:
             self.freeze_selection()
         # Dropout and the like; other processes draw other numbers.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from subbit.methods.base import CompressedLayer
+from subbit.train.muon import Muon
 from subbit.train.settings import Settings
 
 # Names of parameters of compressed layers: real proxies of signs, and what chooses or scales shared filters.
@@ -42,7 +44,10 @@ def _cosine(progress: float) -> float:
 
 
 def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any]]:
-    """The parameters by their decay: ordinary weights, latents, selectors, and BatchNorm with biases."""
+    """The parameters by their kind: ordinary weights, latents, selectors, and BatchNorm with biases.
+
+    Each group has its decay, and in "rate" what to multiply the learning rate with.
+    """
     groups: dict[str, list[nn.Parameter]] = {"weight": [], "latent": [], "selector": [], "norm": []}
     seen: set[int] = set()
     for module in model.modules():
@@ -50,8 +55,14 @@ def parameter_groups(model: nn.Module, settings: Settings) -> list[dict[str, Any
             if id(parameter) not in seen:  # a parameter may be shared by modules
                 seen.add(id(parameter))
                 groups[_kind(module, name, parameter)].append(parameter)
+    rates = {"latent": settings.latent_lr, "selector": settings.selector_lr, "norm": settings.norm_lr}
     return [
-        {"params": parameters, "weight_decay": getattr(settings, f"{kind}_decay"), "name": kind}
+        {
+            "params": parameters,
+            "weight_decay": getattr(settings, f"{kind}_decay"),
+            "rate": rates.get(kind, 1.0),
+            "name": kind,
+        }
         for kind, parameters in groups.items()
         if parameters
     ]
@@ -66,8 +77,55 @@ def _kind(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
 
 
 def optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """The optimiser of the settings; two in one where latents have their own."""
     groups = parameter_groups(model, settings)
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=settings.lr, betas=(settings.momentum, 0.999))
+    own = settings.latent_optimizer
+    latents = [group for group in groups if own and group["name"] == "latent"]
+    if not latents:
+        return _optimizer(settings.optimizer, groups, settings)
+    others = [group for group in groups if group["name"] != "latent"]
+    return Several([_optimizer(settings.optimizer, others, settings), _optimizer(own, latents, settings)])
+
+
+def _optimizer(name: str, groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    lr, momentum = settings.lr, settings.momentum
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr, momentum, nesterov=settings.nesterov)
+    if name == "muon":
+        return Muon(groups, lr, momentum, nesterov=settings.nesterov)
+    kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+    return kind(groups, lr=lr, betas=(momentum, 0.999))
+
+
+class Several(torch.optim.Optimizer):
+    """Optimisers that step together, each on its own parameters: one optimiser for whoever uses it.
+
+    Groups and state are one list and one dictionary that the parts share, so saving and loading are those of any
+    optimiser.
+    """
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        first = 0
+        for part in self.parts:
+            last = first + len(part.param_groups)
+            part.param_groups, part.state = self.param_groups[first:last], self.state
+            first = last
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss

@@ -20,6 +20,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
+from torch import nn
 
 from subbit import data as datasets
 from subbit.data.dataset import DataSet
@@ -33,6 +34,7 @@ from subbit.train.logs import Live, Logs
 from subbit.train.machine import environment, exact, quiet, rank
 from subbit.train.settings import Settings
 from subbit.train.watch import Watch
+from subbit.train.whiten import whiten_first
 
 SETTINGS_FILE, ENVIRONMENT_FILE, RESULT_FILE = "settings.toml", "environment.json", "result.json"
 
@@ -98,8 +100,13 @@ class _Run(Callback):
         self.settings, self.out, self.data, self.console = settings, out, data, console
         world = settings.devices * settings.nodes
         model = build_model(settings, len(data.classes), data.shape[0])
+        if settings.whiten:
+            whiten_first(model, data)
         if settings.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for module in model.modules():
+            if isinstance(module, nn.ReLU):
+                module.inplace = True  # a layer less to fetch memory for; model.pt does not know of it
         teacher = _teacher(settings, data)
         self.learner = Learner(model, Batches(data, settings, world=world), settings, teacher)
         self.history: list[dict[str, float]] = []

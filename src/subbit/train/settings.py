@@ -70,6 +70,8 @@ class Settings:
     keep: tuple[str, ...] = _value((), "Layers to leave as they are: a name, a glob or a layer type. May repeat.")
     init_from: str = _value("", "A finished run (folder or model.pt) to start from: dense, or for SLBF a LegoNet.")
 
+    whiten: bool = _value(False, "Give the first convolution filters that whiten the images, and freeze it.")
+
     # for how long, and in which order
     recipe: str = _value("fast", "Where values that are not given come from.", choices=tuple(RECIPES))
     epochs: int = _value(8, "Passes over the training images.", low=1)
@@ -78,8 +80,15 @@ class Settings:
 
     # the optimiser
     optimizer: str = _value("adamw", "How gradients become steps.", choices=("sgd", "adam", "adamw"))
+    latent_optimizer: str = _value(
+        "", "The same for the latents, where it is another.", choices=("", "sgd", "adam", "adamw", "muon")
+    )
     lr: float = _value(2e-3, "Highest learning rate.", positive=True)
-    momentum: float = _value(0.9, "Momentum of SGD, beta1 of Adam.", low=0, high=0.999999)
+    latent_lr: float = _value(1.0, "Rate of the latents, as a multiple of lr.", positive=True)
+    selector_lr: float = _value(1.0, "Rate of what chooses and scales shared filters, likewise.", positive=True)
+    norm_lr: float = _value(1.0, "Rate of BatchNorm and biases, likewise.", positive=True)
+    momentum: float = _value(0.9, "Momentum of SGD and Muon, beta1 of Adam.", low=0, high=0.999999)
+    nesterov: bool = _value(False, "Nesterov's momentum, with SGD and Muon.")
     weight_decay: float = _value(0.0, "Decay of ordinary weights.", low=0)
     latent_decay: float = _value(0.0, "Decay of the real proxies whose signs are used.", low=0)
     selector_decay: float = _value(0.0, "Decay of what chooses and scales shared filters.", low=0)
@@ -98,9 +107,14 @@ class Settings:
     shift: int = _value(0, "Random shifts by up to this many pixels.", low=0)
     shift_fill: str = _value("zero", "What shifts in at the edge.", choices=("zero", "reflect"))
     flip: bool = _value(False, "Mirror half of the images.")
+    alternate: bool = _value(False, "Mirror each image in every other epoch instead of by chance; needs flip.")
     cutout: int = _value(0, "Side of a square that is blanked out of each image.", low=0)
     rotate: float = _value(0.0, "Random turns by up to this many degrees.", low=0, high=180)
     zoom: float = _value(0.0, "Random change of width and height by up to this share.", low=0, high=0.9)
+
+    # resolution
+    start_size: int = _value(0, "Side of the images at first; it grows to the full one (0: full throughout).", low=0)
+    grown: float = _value(0.7, "Share of the steps after which images have their full size.", low=0, high=1)
 
     # the end of training
     freeze_selection: float = _value(0.0, "Last share of the steps with fixed choices.", low=0, high=1)
