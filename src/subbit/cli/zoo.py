@@ -41,8 +41,7 @@ def _described(card: zoo.Card) -> dict[str, object]:
 
 
 def _print_list(cards: list[zoo.Card]) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("name", "data"):
         table.add_column(heading, no_wrap=True)
     for heading in ("accuracy", "bytes", "ratio", "bits/weight"):
@@ -50,6 +49,8 @@ def _print_list(cards: list[zoo.Card]) -> None:
     for card in cards:
         numbers = (f"{card.accuracy:.2f} %", f"{card.bytes:,}", f"{card.ratio:.1f}×", f"{card.bits_per_weight:.3f}")
         table.add_row(card.name, card.data, *numbers)
+    wide = Console(width=1000)
+    console = Console(width=wide.measure(table).maximum, highlight=False)  # a name cut short could not be typed
     console.print(table)
     if cards:
         console.print(f"subbit run {cards[0].name} photo.png    subbit zoo {cards[0].name}", style="dim")
