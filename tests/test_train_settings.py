@@ -145,3 +145,22 @@ def test_settings_need_neither_torch_nor_lightning() -> None:
 
     code = "import sys, subbit.cli.train, subbit.train; sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ------------------------------------------------------------------------------------------------ recipes
+
+
+def test_recipe_knows_what_a_method_wants() -> None:
+    stacked = Settings.resolve(data="cifar10", f1="1/2", f2="1/4")
+    assert stacked.method_options == {"selection": "fixed", "estimator": "soft"}
+    assert stacked.latent_optimizer == "muon"
+    dense = Settings.resolve(data="cifar10", method="dense")
+    assert (dense.optimizer, dense.method_options) == ("sgd", {})
+    assert Settings.resolve(data="cifar10", method="bwn").latent_optimizer == ""
+    assert Settings.resolve(data="cifar10", recipe="paper", f1=1, f2=1).method_options == {}
+
+
+def test_given_method_options_add_to_those_of_the_recipe() -> None:
+    options = {"selection": "learned", "scale": False}
+    settings = Settings.resolve(data="cifar10", f1=1, f2=1, method_options=options)
+    assert settings.method_options == {"selection": "learned", "estimator": "soft", "scale": False}

@@ -19,7 +19,7 @@ from subbit.train.settings import Settings
 Batch = tuple[Tensor, Tensor]
 
 EVALUATION_BATCH = 500
-_SIZE_STEP = 4  # pixels between two resolutions
+_SIZE_STEP = 8  # pixels between two resolutions: odd maps in the midst of a network are slow
 
 
 class Normalise:
@@ -36,7 +36,7 @@ class Normalise:
 
 
 class Sizes:
-    """The course of the resolution: from `start_size` up to the full size in steps of 4 pixels of equal duration.
+    """The course of the resolution: from `start_size` up to the full size in steps of 8 pixels of equal duration.
 
     Small images are cheap, and early on a network learns as much from them. A place beyond the end of the training
     has the full size too.

@@ -100,7 +100,7 @@ class _Run(Callback):
         self.settings, self.out, self.data, self.console = settings, out, data, console
         world = settings.devices * settings.nodes
         model = build_model(settings, len(data.classes), data.shape[0])
-        if settings.whiten:
+        if settings.whiten and not settings.init_from:  # a finished run has better filters
             whiten_first(model, data)
         if settings.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -159,7 +159,10 @@ class Settings:
         recipe = plain.get("recipe", "fast")
         if recipe not in RECIPES:
             raise ConfigError(f"recipe is {recipe!r}: {_choices(str(recipe), list(RECIPES))}")
-        return cls(**{**defaults(recipe, plain.get("data", "digits")), **plain})
+        usual = defaults(recipe, plain.get("data", "digits"), plain.get("method", "slbf"))
+        if "method_options" in usual:  # what is given adds to it, option by option
+            plain["method_options"] = {**usual["method_options"], **plain.get("method_options", {})}
+        return cls(**{**usual, **plain})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
