@@ -233,7 +233,7 @@ ALWAYS_INLINE void write_vectors(const sb_conv *conv, const flat_scratch *scratc
         const flat_part *part = scratch->parts + vectors[r].first_part;
         for (int i = 0; i < vectors[r].parts; i++, part++) {
             const int begin = part->lane, end = part->lane + part->count;
-            const size_t at = first + part->pixel - begin;
+            const ptrdiff_t at = (ptrdiff_t)(first + part->pixel) - begin; /* of lane 0, perhaps before the output */
             vfloat v = sum[r] * scale + shift;
             if (conv->added)
                 v += part->count == LANES ? vload(conv->added + at) : vload_part(conv->added + at, begin, end);
