@@ -36,6 +36,10 @@ static sb_status open_model(sb_model *model, const void *bytes, size_t size, con
     if (!status && options && options->max_memory && sb_memory(model) > options->max_memory)
         status = sb_fail(error, SB_ERROR_LIMIT, -1, "%llu bytes of memory are needed, %llu allowed",
                          (unsigned long long)sb_memory(model), (unsigned long long)options->max_memory);
+    if (!status) model->work = sb_count_work(&model->program, model->plan.values);
+    if (!status && options && options->max_work && model->work > options->max_work)
+        status = sb_fail(error, SB_ERROR_LIMIT, -1, "%llu multiply-adds are needed for one input, %llu allowed",
+                         (unsigned long long)model->work, (unsigned long long)options->max_work);
     return status;
 }
 
@@ -111,6 +115,8 @@ size_t sb_arena_size(const sb_model *model) { return model->plan.arena; }
 size_t sb_memory(const sb_model *model) {
     return (size_t)(sizeof *model + model->heap.bytes + context_bytes(model));
 }
+
+uint64_t sb_work(const sb_model *model) { return model->work; }
 
 const char *sb_isa(const sb_model *model) { return model->kernels.name; }
 

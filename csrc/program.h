@@ -212,11 +212,16 @@ static inline bool sb_has_levels(const sb_op *op) {
 /* The shape that each operation gives: checks that the operations fit each other. `values` has op_count + 1 entries. */
 sb_status sb_infer_shapes(const sb_program *program, sb_value *values, sb_error *error);
 
+/* Multiply-adds of one run at most, elements that are moved or go through a function counted as one; the largest number
+ * where there are more. */
+uint64_t sb_count_work(const sb_program *program, const sb_value *values);
+
 struct sb_model {
     sb_heap heap;
     sb_program program;
     sb_plan plan;
     sb_kernels kernels;
+    uint64_t work;
 };
 
 struct sb_context {

@@ -40,7 +40,7 @@ typedef enum sb_status {
     SB_ERROR_PROGRAM,    /* an operation or attribute that does not exist or makes no sense */
     SB_ERROR_VALUE,      /* NaN, infinity, an index without a filter, padding bits that are set */
     SB_ERROR_TEXT,       /* names or labels that are not UTF-8 */
-    SB_ERROR_LIMIT,      /* over a limit of the format, or over sb_options.max_memory */
+    SB_ERROR_LIMIT,      /* over a limit of the format, or over one of sb_options */
     SB_ERROR_SHAPE,      /* operations whose shapes do not fit each other or the input */
     SB_ERROR_MEMORY,     /* allocation failed */
     SB_ERROR_ISA,        /* an instruction set that is unknown, or that this machine lacks */
@@ -58,6 +58,7 @@ typedef struct sb_options {
     int32_t input_rank;                /* 0: the input shape of the file; otherwise its rank */
     int32_t input_shape[SB_MAX_RANK];  /* another input shape, without batch */
     uint64_t max_memory;               /* bytes of sb_memory; 0: the limits of docs/format.md */
+    uint64_t max_work;                 /* of sb_work; 0: none */
     const char *isa;                   /* "portable", "avx2", ...; NULL: $SUBBIT_ISA, or the best of this machine */
 } sb_options;
 
@@ -93,6 +94,10 @@ SB_API void sb_get_preprocessing(const sb_model *model, sb_preprocessing *prepro
 /* Bytes of one context's working memory; and all bytes that sb_open and one context allocate. */
 SB_API size_t sb_arena_size(const sb_model *model);
 SB_API size_t sb_memory(const sb_model *model);
+
+/* Multiply-adds of one input at most, an element that is moved or goes through a function counted as one. The time of a
+ * run has no other limit: a small file may describe a network that takes hours. */
+SB_API uint64_t sb_work(const sb_model *model);
 
 SB_API sb_status sb_context_create(const sb_model *model, sb_context **context, sb_error *error);
 SB_API void sb_context_destroy(sb_context *context);

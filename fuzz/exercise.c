@@ -12,23 +12,6 @@ static void demand(bool held, const char *promise) {
     abort();
 }
 
-/* Numbers touched by one run, roughly; convolutions as their kernels estimate them. */
-static double work_of(const sb_model *model) {
-    double work = 0;
-    for (int32_t i = 0; i < model->program.op_count; i++) {
-        const sb_op *op = &model->program.ops[i];
-        const sb_step *step = &model->plan.steps[i];
-        const double written = (double)sb_elements(&model->plan.values[i + 1].shape);
-        work += step->conv ? step->conv->kernel->cost(step->conv) : 8 * written;
-        for (int32_t j = 0; j < op->input_count; j++) {
-            const double read = (double)sb_elements(&model->plan.values[op->inputs[j]].shape);
-            /* a pooling window is at most as large as the plane */
-            work += op->code == SB_OP_POOL ? written * read / model->plan.values[op->inputs[j]].shape.dims[0] : read;
-        }
-    }
-    return work;
-}
-
 static void ask_everything(const sb_model *model) {
     int32_t shape[SB_MAX_RANK];
     sb_preprocessing preprocessing;
@@ -90,7 +73,7 @@ sb_status sb_exercise(const uint8_t *bytes, size_t size, const exercise *how) {
     }
     demand(!how->max_memory || sb_memory(model) <= how->max_memory, "max_memory holds");
     ask_everything(model);
-    if (sb_memory(model) <= MAX_CONTEXT && work_of(model) <= how->max_work) run(model);
+    if (sb_memory(model) <= MAX_CONTEXT && sb_work(model) <= how->max_work) run(model);
     sb_close(model);
     return SB_OK;
 }

@@ -7,7 +7,7 @@
 typedef struct exercise {
     const char *isa;     /* row of the kernel table, NULL: the best */
     uint64_t max_memory; /* sb_options.max_memory; 0: none, but a context of more than 64 MiB is not created */
-    double max_work;     /* networks that take longer are opened but not run; about nanoseconds */
+    uint64_t max_work;   /* of sb_work: networks that take longer are opened but not run */
 } exercise;
 
 /* Opens `size` bytes; where that succeeds asks every question of the API and runs the network, as a whole and

@@ -40,9 +40,10 @@ static int check_failures(const void *bytes, size_t size) {
     if (error.status != SB_ERROR_LENGTH || error.op != -1 || !error.message[0]) return fail("error structure");
     if (sb_open("PK", 2, NULL, &model, NULL) != SB_ERROR_MAGIC) return fail("foreign file without an error structure");
     if (sb_open(NULL, 0, NULL, &model, &error) != SB_ERROR_ARGUMENT) return fail("no bytes");
-    const sb_options tight = {.max_memory = 4096}, rank = {.input_rank = 1, .input_shape = {3}}, isa = {.isa = "none"};
+    const sb_options tight = {.max_memory = 4096}, quick = {.max_work = 100}, rank = {.input_rank = 1, .input_shape = {3}}, isa = {.isa = "none"};
     const sb_status status = sb_open(bytes, size, &tight, &model, &error);
     if (status != SB_ERROR_MEMORY && status != SB_ERROR_LIMIT) return fail("limit of memory");
+    if (sb_open(bytes, size, &quick, &model, &error) != SB_ERROR_LIMIT || model) return fail("limit of work");
     if (sb_open(bytes, size, &rank, &model, &error) != SB_ERROR_ARGUMENT) return fail("rank of the input");
     if (sb_open(bytes, size, &isa, &model, &error) != SB_ERROR_ISA) return fail("instruction set");
     sb_close(NULL);
@@ -72,6 +73,7 @@ int main(int count, char **arguments) {
     if (sb_run(context, NULL, 1, out) != SB_ERROR_ARGUMENT) return fail("run without an input");
     if (sb_op_kind(model, seen) || sb_label(model, sb_label_count(model))) return fail("out of range");
     if (sb_memory(model) < sb_arena_size(model)) return fail("memory");
+    if (sb_work(model) <= 100) return fail("work");
     fwrite(out, sizeof *out, outputs, stdout);
     fprintf(stderr, "%s %s %s\n", sb_version(), sb_isa(model), sb_label(model, 0));
     sb_context_destroy(context);

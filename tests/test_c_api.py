@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import subbit
+from subbit.runtime.library import FORMAT_VERSION
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
@@ -43,7 +44,7 @@ def test_strict_c11_program_under_sanitizers(program: Path) -> None:
         env=environment,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr.decode()
-    assert result.stderr.decode().split() == ["1.0", "portable", "cat"]
+    assert result.stderr.decode().split() == [FORMAT_VERSION, "portable", "cat"]
     out = np.frombuffer(result.stdout, np.float32)
     assert np.array_equal(out, subbit.load(GOLDEN / "v1.sbit", isa="portable")(recorded["x"][0]))
 

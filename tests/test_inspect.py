@@ -159,6 +159,8 @@ def test_report_of_a_file_needs_no_shape(tmp_path: Path) -> None:
     assert report.paper_ratio is None
     assert subbit.inspect(str(path)) == report
     assert report.peak_memory == subbit.load(path).memory == subbit.inspect(model, (1, 28, 28)).peak_memory
+    assert report.work == subbit.load(path).work == subbit.inspect(model, (1, 28, 28)).work
+    assert report.work > report.operations.dense
 
 
 def test_file_of_another_writer_that_spells_out_defaults(tmp_path: Path) -> None:

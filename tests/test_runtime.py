@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -11,7 +12,7 @@ import threading
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -144,9 +145,14 @@ def test_wrong_input_is_explained(net: subbit.Network, bad: Any, message: str) -
         net(bad)
 
 
-def test_no_threads(net: subbit.Network, x: r.Float32) -> None:
-    with pytest.raises(subbit.InputError, match="threads=0"):
-        net(x, threads=0)
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "2", None])
+def test_no_number_of_threads(net: subbit.Network, x: r.Float32, threads: Any) -> None:
+    with pytest.raises(subbit.InputError, match=r"threads=.*whole number"):
+        net(x, threads=threads)
+
+
+def test_number_of_threads_from_numpy(net: subbit.Network, x: r.Float32) -> None:
+    assert np.array_equal(net(x, threads=cast(int, np.int64(2))), net(x))
 
 
 def test_another_input_size() -> None:
@@ -155,9 +161,9 @@ def test_another_input_size() -> None:
     )  # fmt: skip
     data = encode(pooled)
     assert subbit.load(data, input_shape=(3, 20, 31))(reals(2, 3, 20, 31)).shape == (2, 4)
-    for wrong in ((4, 8, 8), (3, 2, 2), (3, 8), (3, 0, 8)):
-        with pytest.raises(subbit.InputError):
-            subbit.load(data, input_shape=wrong)
+    for wrong in ((4, 8, 8), (3, 2, 2), (3, 8), (3, 0, 8), (3, 2**24, 2**24), (3, 2**40, 1), (3, 8.5, 8), ("3", 8, 8)):
+        with pytest.raises(subbit.InputError, match=r"shape|rank"):
+            subbit.load(data, input_shape=cast(Any, wrong))
 
 
 def test_unknown_instruction_set() -> None:
@@ -168,8 +174,45 @@ def test_unknown_instruction_set() -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(subbit.FormatError, match=r"cannot read .*none\.sbit"):
         subbit.load(tmp_path / "none.sbit")
-    with pytest.raises(subbit.FormatError, match="cannot read"):
-        subbit.load(tmp_path)
+    for path in (tmp_path, "with\0nul"):
+        with pytest.raises(subbit.FormatError, match="cannot read"):
+            subbit.load(path)
+
+
+@pytest.mark.parametrize("file", [None, 3, io.BytesIO(b"SBIT")])
+def test_what_is_no_file(file: Any) -> None:
+    with pytest.raises(subbit.InputError, match=r"path of a \.sbit file or its bytes, got"):
+        subbit.load(file)
+
+
+def test_work_is_counted() -> None:
+    network = program(
+        (3, 8, 8),
+        conv(stacked(4, 3, 2, 1, 3, 3)),  # 4·6·6 results of 27 products each, 3·8·8 elements read
+        r.Pool(inputs=(1,), kind="max", kernel=(2, 100), stride=(2, 1), padding=(0, 50)),  # only 6 columns are there
+        r.Reshape(inputs=(2,), shape=(-1,)),
+        r.Activation(inputs=(3,), function="relu"),
+    )
+    pooled = 4 * 3 * 7
+    assert subbit.load(encode(network)).work == (4 * 36 * 27 + 3 * 64) + (pooled * 2 * 6 + 4 * 36) + 2 * pooled
+
+
+def test_small_file_that_would_run_for_hours_is_refused() -> None:
+    huge = r.Pool(inputs=(0,), kind="max", kernel=(8191, 8191), stride=(1, 1), padding=(4095, 4095))
+    data = encode(program((1, 8192, 8192), huge))
+    assert len(data) < 100
+    assert subbit.load(data).work > 2**50
+    with pytest.raises(subbit.FormatError, match=r"multiply-adds are needed for one input, 1000000000 allowed"):
+        subbit.load(data, max_work=10**9)
+    with pytest.raises(subbit.FormatError, match=r"bytes of memory are needed, 1000000 allowed"):
+        subbit.load(data, max_memory=10**6)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, 2**64, "1"])
+def test_limits_are_whole_numbers(limit: Any) -> None:
+    for options in ({"max_work": limit}, {"max_memory": limit}):
+        with pytest.raises(subbit.InputError, match="give a whole number"):
+            subbit.load(encode(everything()), **options)
 
 
 # ------------------------------------------------------------------------------------ threads and memory

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from subbit.accounting import FLOAT_BITS, STORAGE_BITS, Bits, Operations, operations
 from subbit.errors import ConfigError, FormatError, MissingDependency, ModelError
@@ -79,6 +79,7 @@ class Report:
     pack_error: str = ""
     notes: tuple[str, ...] = ()
     peak_memory: int | None = None  # bytes to load and run it in one thread, the file included; None: not known
+    work: int | None = None  # multiply-adds of the core for one input, at most, everything counted; None: not known
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -230,6 +231,7 @@ def inspect_program(program: Program, name: str, data: bytes) -> Report:
         elif bits.total:
             numbers = sum(array.size for _, array in op.arrays())
             others.append(_other(op.name or f"op {number}", type(op).__name__, numbers, bits))
+    cost = cost_to_run(data)
     notes = ("BatchNorm is folded: the dense network beside this file has a bias per channel in its place",)
     return Report(
         name=name,
@@ -238,18 +240,27 @@ def inspect_program(program: Program, name: str, data: bytes) -> Report:
         others=tuple(others),
         overhead_bits=8 * len(data) - size.payload,
         notes=notes,
-        peak_memory=memory_to_run(data),
+        peak_memory=cost.memory,
+        work=cost.work,
     )
 
 
-def memory_to_run(data: bytes) -> int | None:
-    """Bytes that the runtime takes to load and run a file; None where the runtime is not built."""
+class Cost(NamedTuple):
+    """What it takes to run a file: `Network.memory` and `Network.work`."""
+
+    memory: int | None = None
+    work: int | None = None
+
+
+def cost_to_run(data: bytes) -> Cost:
+    """What the runtime needs to load and run a file; nothing is known where the runtime is not built."""
     try:
         from subbit.runtime import load
 
-        return load(data).memory
+        net = load(data)
     except (ImportError, OSError):  # a source tree without the compiled core can still count bits
-        return None
+        return Cost()
+    return Cost(net.memory, net.work)
 
 
 def stored_by_name(program: Program, size: Sizes) -> dict[str, Bits]:

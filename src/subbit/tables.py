@@ -93,6 +93,8 @@ def _summary(report: Report) -> Iterator[str]:
     yield f"speedup     {operations.dense:,} dense MACs / ({needed}) = {report.speedup:.2f}"
     if report.peak_memory is not None:
         yield f"memory      {report.peak_memory:,} bytes to load and run in one thread, the file included"
+    if report.work is not None:
+        yield f"work        {report.work:,} multiply-adds for one input at most, every element counted"
     if report.pack_error:
         yield f"not packed  {report.pack_error}; the bits above are those of the records it would store"
     for note in report.notes:

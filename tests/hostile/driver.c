@@ -36,7 +36,7 @@ int main(int count, char **arguments) {
         if (!bytes || fread(bytes, 1, size, archive) != size) return fprintf(stderr, "a damaged archive\n"), 2;
         held = peak = 0;
         const exercise how = {.isa = count > 2 && *arguments[2] ? arguments[2] : NULL,
-                              .max_work = count > 3 ? atof(arguments[3]) : 1e7};
+                              .max_work = count > 3 ? (uint64_t)atof(arguments[3]) : 10000000};
         const sb_status status = sb_exercise(bytes, size, &how);
         printf("%s\t%zu\n", sb_status_name(status), peak);
         fflush(stdout);

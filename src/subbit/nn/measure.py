@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from subbit.accounting import FLOAT_BITS, STORAGE_BITS, Bits, Operations, operations, paper_bits, weight_bits
 from subbit.errors import ConfigError, ModelError, PackError, SubbitError
-from subbit.inspection import LayerReport, OtherReport, Report, memory_to_run, stored_by_name
+from subbit.inspection import Cost, LayerReport, OtherReport, Report, cost_to_run, stored_by_name
 from subbit.methods.base import CompressedLayer
 from subbit.nn.compress import Decision, check_values, conversion_of, find_layers
 from subbit.nn.order import TRANSPOSED, replica
@@ -53,11 +53,11 @@ def measure(
         others = _others(model, layers, positions, storage)
         try:
             program = _program(model, example, storage, labels, preprocessing, output)
-            overhead, rows, others, memory = _packed(program, layers, rows, others)
+            overhead, rows, others, cost = _packed(program, layers, rows, others)
             pack_error = ""
         except PackError as error:
             overhead = -sum(row.stored_bits for row in [*rows, *others]) % 8  # up to a whole byte
-            pack_error, memory = str(error), None
+            pack_error, cost = str(error), Cost()
     return Report(
         name=type(model).__name__,
         input_shape=shape,
@@ -66,7 +66,8 @@ def measure(
         overhead_bits=overhead,
         pack_error=pack_error,
         notes=notes,
-        peak_memory=memory,
+        peak_memory=cost.memory,
+        work=cost.work,
     )
 
 
@@ -306,8 +307,8 @@ def _program(model: nn.Module, example: Tensor, *arguments: Any) -> Program:
 
 def _packed(
     program: Program, layers: list[Layer], rows: list[LayerReport], others: list[OtherReport]
-) -> tuple[int, list[LayerReport], list[OtherReport], int | None]:
-    """Overhead, rows with the bits that the encoded file has for them, and memory to run it."""
+) -> tuple[int, list[LayerReport], list[OtherReport], Cost]:
+    """Overhead, rows with the bits that the encoded file has for them, and what it takes to run it."""
     from subbit.format import encode, sizes
 
     size = sizes(program)
@@ -322,4 +323,4 @@ def _packed(
         for name, bits in stored.items()
         if bits.total
     ]
-    return size.overhead, rows, others, memory_to_run(encode(program))
+    return size.overhead, rows, others, cost_to_run(encode(program))

@@ -7,8 +7,9 @@ import functools
 import os
 import sys
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint64, c_void_p
+from operator import index
 from pathlib import Path
-from typing import Final
+from typing import Final, SupportsIndex
 
 from subbit.errors import ConfigError, FormatError, InputError, MissingDependency, SubbitError
 
@@ -31,6 +32,7 @@ class Options(ctypes.Structure):
         ("input_rank", c_int32),
         ("input_shape", c_int32 * MAX_RANK),
         ("max_memory", c_uint64),
+        ("max_work", c_uint64),
         ("isa", c_char_p),
     )
 
@@ -77,6 +79,7 @@ _SIGNATURES: Final = {
     "sb_get_preprocessing": (None, (c_void_p, POINTER(CorePreprocessing))),
     "sb_arena_size": (c_size_t, (c_void_p,)),
     "sb_memory": (c_size_t, (c_void_p,)),
+    "sb_work": (c_uint64, (c_void_p,)),
     "sb_context_create": (ctypes.c_int, (c_void_p, POINTER(c_void_p), POINTER(Error))),
     "sb_context_destroy": (None, (c_void_p,)),
     "sb_run": (ctypes.c_int, (c_void_p, c_void_p, c_size_t, c_void_p)),
@@ -131,21 +134,33 @@ def features() -> str:
     return str(library().sb_features().decode())
 
 
-def open_model(address: int, size: int, input_shape: tuple[int, ...] | None, isa: str | None, source: str) -> c_void_p:
+def open_model(
+    address: int,
+    size: int,
+    input_shape: tuple[int, ...] | None,
+    isa: str | None,
+    source: str,
+    max_memory: int | None = None,
+    max_work: int | None = None,
+) -> c_void_p:
     """sb_open on bytes that the caller keeps alive."""
     options = Options(isa=isa.encode() if isa is not None else None)
+    for name, limit in (("max_memory", max_memory), ("max_work", max_work)):
+        if limit is not None and not (isinstance(limit, SupportsIndex) and 1 <= index(limit) < 2**64):
+            raise InputError(f"{name}={limit!r}: give a whole number, at least 1")
+        setattr(options, name, 0 if limit is None else index(limit))
     if input_shape is not None:
         if not 1 <= len(input_shape) <= MAX_RANK:
             raise InputError(f"input shape {input_shape}: 1..{MAX_RANK} dimensions are possible, without the batch")
-        if not all(1 <= size < 2**31 for size in input_shape):
-            raise InputError(f"input shape {input_shape}: sizes must be positive")
+        if not all(isinstance(size, SupportsIndex) and 1 <= index(size) < 2**31 for size in input_shape):
+            raise InputError(f"input shape {input_shape}: sizes are whole numbers from 1 to 2**31 - 1")
         options.input_rank = len(input_shape)
         options.input_shape[: len(input_shape)] = input_shape
     model, error = c_void_p(), Error()
     try:
         check(library().sb_open(address, size, byref(options), byref(model), byref(error)), error, source)
     except FormatError as failure:
-        if input_shape is not None and error.op >= 0:
+        if input_shape is not None and library().sb_status_name(error.status) in (b"shape", b"limit"):
             raise InputError(f"{failure}; the network does not take an input of shape {input_shape}") from failure
         raise
     return model

@@ -7,8 +7,9 @@ import os
 import threading
 import weakref
 from ctypes import byref, c_int32, c_void_p
+from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,8 @@ def load(
     *,
     input_shape: Shape | None = None,
     isa: str | None = None,
+    max_memory: int | None = None,
+    max_work: int | None = None,
 ) -> Network:
     """A network from a `.sbit` file or its bytes.
 
@@ -65,27 +68,42 @@ def load(
         net = subbit.load("net.sbit", input_shape=(3, 256, 256))     # another picture size, where the network allows it
 
     `isa` forces a row of the kernel table ("portable", "avx2", …); by default the best one of this machine runs,
-    or the one that $SUBBIT_ISA names.
+    or the one that $SUBBIT_ISA names. A file of a stranger may describe a network of any size: `max_memory` (bytes) and
+    `max_work` (multiply-adds, see `Network.work`) refuse it before it runs.
     """
     if isinstance(file, bytes | bytearray | memoryview):
-        return Network(bytes(file), input_shape=input_shape, isa=isa)
+        data, source = bytes(file), "network"
+    else:
+        data, source = _read(file), os.fspath(file)
+    return Network(data, input_shape=input_shape, isa=isa, max_memory=max_memory, max_work=max_work, source=source)
+
+
+def _read(file: str | os.PathLike[str]) -> bytes:
+    if not isinstance(file, str | os.PathLike):
+        raise InputError(f"load takes the path of a .sbit file or its bytes, got {type(file).__name__}")
     try:
-        data = Path(file).read_bytes()
-    except OSError as error:
-        raise FormatError(f"cannot read {os.fspath(file)!r}: {error.strerror or error}") from error
-    return Network(data, input_shape=input_shape, isa=isa, source=os.fspath(file))
+        return Path(file).read_bytes()
+    except (OSError, ValueError) as error:  # a ValueError: a path with a NUL
+        raise FormatError(f"cannot read {os.fspath(file)!r}: {getattr(error, 'strerror', None) or error}") from error
 
 
 class Network:
     """A loaded network. Calls are thread-safe and release the GIL; use `load` to make one."""
 
     def __init__(
-        self, data: bytes, *, input_shape: Shape | None = None, isa: str | None = None, source: str = "network"
+        self,
+        data: bytes,
+        *,
+        input_shape: Shape | None = None,
+        isa: str | None = None,
+        max_memory: int | None = None,
+        max_work: int | None = None,
+        source: str = "network",
     ) -> None:
         self._data = data  # used in place by the core
         self._arguments = (input_shape, isa, source)
         address = np.frombuffer(data, np.uint8).ctypes.data if data else ctypes.addressof(ctypes.c_char())
-        self._model = open_model(address, len(data), input_shape, isa, source)
+        self._model = open_model(address, len(data), input_shape, isa, source, max_memory, max_work)
         self._free: list[c_void_p] = []  # contexts that nobody uses at the moment
         self._lock = threading.Lock()
         self._teams: dict[tuple[int, int], list[c_void_p]] = {}  # (process, threads): teams that nobody uses
@@ -113,12 +131,12 @@ class Network:
         """
         batch, single = self._batch(x)
         out = np.empty((len(batch), *self.output_shape), np.float32)
-        if threads < 1:
-            raise InputError(f"threads={threads}: at least one is needed")
+        if not isinstance(threads, SupportsIndex) or index(threads) < 1:
+            raise InputError(f"threads={threads!r}: give a whole number, at least 1")
         if min(threads, len(batch)) <= 1:
             self._run(batch, out)
         else:
-            self._run_team(batch, out, threads)
+            self._run_team(batch, out, index(threads))
         return out[0] if single else out
 
     def predict(self, x: Any, *, threads: int = 1) -> NDArray[np.int64]:
@@ -188,6 +206,11 @@ class Network:
     def memory(self) -> int:
         """Bytes taken to load this network and run it in one thread: the file, the core's tables, one context."""
         return len(self._data) + int(library().sb_memory(self._model))
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds of one input at most; an element that is moved or goes through a function counts as one."""
+        return int(library().sb_work(self._model))
 
     # -- inside ---------------------------------------------------------------------------------------
 
