@@ -14,7 +14,8 @@ from subbit.methods import BNN, SLBF, LegoNet
 from subbit.nn import reference
 from subbit.nn.compress import compress
 from subbit.nn.pack import to_program
-from subbit.records import Program
+from subbit.records import Dense, Program, Weight
+from tests.core_cases import reals, shared, stacked
 from tests.zoo_models import FAMILIES, INPUTS, UNTRACEABLE, build
 
 runtime = pytest.importorskip("onnxruntime")
@@ -51,6 +52,15 @@ def test_families_dense(family: str) -> None:
 def test_compressed_lenet_in_both_forms(method: Any, form: str) -> None:
     torch.manual_seed(0)
     check(to_program(compress(models.lenet5(), method).eval(), (1, 28, 28)), form)
+
+
+@pytest.mark.parametrize("form", ["dense", "stacked"])
+@pytest.mark.parametrize("weight", [Dense(reals(6, 6, 3, 3)), stacked(6, 2, 3, 3, 3, 3)], ids=["dense", "stacked"])
+def test_shared_weight_is_written_once(weight: Weight, form: str) -> None:
+    program = shared(weight)
+    check(program, form)
+    kernels = [t for t in export.to_onnx(program, form).graph.initializer if list(t.dims[-2:]) == [3, 3]]
+    assert len(kernels) == 1
 
 
 def test_unknown_form_is_refused() -> None:

@@ -9,7 +9,9 @@ merges. Both take a batch of any size. Values of the program have no batch; here
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -32,7 +34,7 @@ def to_onnx(program: Program, form: Form = "dense") -> onnx.ModelProto:
     """The network as an ONNX model with input "input" and output "output", both float32."""
     if form not in get_args(Form):
         raise ConfigError(f"form={form!r}: choose one of {', '.join(map(repr, get_args(Form)))}")
-    graph = _Graph(value_shapes(program))
+    graph = _Graph(value_shapes(program), Counter(id(op.weight) for op in program.weighted()))
     names = ["input"]
     for number, op in enumerate(program.ops):
         graph.prefix = op.name or f"{type(op).__name__}_{number}"
@@ -64,8 +66,10 @@ def to_onnx(program: Program, form: Form = "dense") -> onnx.ModelProto:
 class _Graph:
     """Nodes and constants under construction; names are the module path and a running number."""
 
-    def __init__(self, shapes: list[Shape]) -> None:
+    def __init__(self, shapes: list[Shape], uses: Counter[int]) -> None:
         self.shapes = shapes
+        self.uses = uses  # of every weight, by id
+        self.written: dict[tuple[object, ...], str] = {}  # constants by content
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.prefix = ""
@@ -77,9 +81,20 @@ class _Graph:
 
     def constant(self, values: NDArray[Any] | Sequence[int]) -> str:
         array = np.asarray(values, dtype=np.int64 if isinstance(values, list | tuple) else values.dtype)  # type: ignore[union-attr]
-        name = self.name()
-        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
+        array = np.ascontiguousarray(array)
+        content = array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest()
+        if content not in self.written:
+            self.written[content] = self.name()
+            self.initializers.append(numpy_helper.from_array(array, self.written[content]))
+        return self.written[content]
+
+    def keeps_scale(self, op: records.Conv | records.Linear) -> bool:
+        """Scales go into the weights, with two exceptions.
+
+        Sums of signs are whole numbers, often exactly zero, and stay so. A weight that several operations share has the
+        same values in all of them, and is written once.
+        """
+        return op.binary_input or self.uses[id(op.weight)] > 1
 
     def number(self, value: float) -> str:
         return self.constant(np.array(value, dtype=np.float32))
@@ -120,7 +135,6 @@ class _Graph:
 
 
 # ------------------------------------------------------------------------------------- layers with weights
-# Scales go into the weights, except behind signs: sums of signs are whole numbers, often exactly zero, and stay so.
 
 
 def _pads(padding: tuple[int, int, int, int]) -> list[int]:
@@ -156,20 +170,20 @@ def _with_plane(weight: NDArray[Any]) -> NDArray[Any]:
 
 
 def _conv(graph: _Graph, op: records.Conv, x: str) -> str:
-    if op.binary_input:
+    if graph.keeps_scale(op):
+        x = graph.signs(x) if op.binary_input else x
         op = fold_scales(op)
-        sums = graph.as_map(
-            graph.signs(x), lambda x: _conv_node(graph, op, x, _with_plane(op.weight.weight()), op.groups, None)
-        )
+        sums = graph.as_map(x, lambda x: _conv_node(graph, op, x, _with_plane(op.weight.weight()), op.groups, None))
         return graph.scaled(sums, op, len(graph.out_shape), 0)
     weight = _with_plane(_channel_scaled(op, op.weight.weight()))
     return graph.as_map(x, lambda x: _conv_node(graph, op, x, weight, op.groups, op.shift))
 
 
 def _linear(graph: _Graph, op: records.Linear, x: str) -> str:
-    if op.binary_input:
+    if graph.keeps_scale(op):
+        x = graph.signs(x) if op.binary_input else x
         op = fold_scales(op)
-        sums = graph.node("MatMul", graph.signs(x), graph.constant(op.weight.weight().T))
+        sums = graph.node("MatMul", x, graph.constant(op.weight.weight().T))
         return graph.scaled(sums, op, len(graph.out_shape), len(graph.out_shape) - 1)
     weight = _channel_scaled(op, op.weight.weight()).astype(np.float32)
     if len(graph.in_shapes[0]) == 1:
