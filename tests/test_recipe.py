@@ -1,0 +1,65 @@
+"""The search for a recipe: its tries are settings, its results are theirs, and the document shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench import recipe
+
+from subbit.train import Settings
+from tests import tiny
+
+
+def test_results_belong_to_tries_as_they_are_defined() -> None:
+    tries = {one.name: one for one in recipe.read_tries()}
+    results = recipe.read_results()
+    assert len(tries) == len(recipe.read_tries())  # no name twice
+    assert results
+    for line in results:
+        assert Settings.from_dict(line["settings"]) == tries[line["name"]].settings, line["name"]
+        assert line["validation"] == line["curve"][-1]
+        assert line["commit"]
+
+
+def test_a_try_changes_the_base_key_by_key() -> None:
+    tries = {one.name: one.settings for one in recipe.read_tries()}
+    assert tries["both"].method_options == {"selection": "fixed", "estimator": "soft"}
+    assert tries["muon"].differences(tries["muon-low"]) == ["latent_lr = 1.0 and 0.5"]
+
+
+def test_only_what_is_missing_is_run() -> None:
+    tries = recipe.read_tries()
+    done = [{"name": tries[0].name}]
+    assert recipe.chosen(tries, [], done) == tries[1:]
+    assert [one.name for one in recipe.chosen(tries, ["muon*"], [])] == [
+        one.name for one in tries if one.name.startswith("muon")
+    ]
+
+
+def test_a_try_never_sees_the_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny.digits()
+    held_out = data.hold_out(0.25, seed=0).validation
+    assert held_out is not None
+    seen = []
+
+    def fit(settings: Settings, *, out: Path, data: object) -> None:
+        seen.append((settings, data))
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(recipe, "fit", fit)
+    with pytest.raises(RuntimeError, match="seen"):
+        recipe.run(recipe.Try("one", "", "", tiny.settings(validation=0.25)), data)
+    ((settings, given),) = seen
+    assert settings.validation == 0
+    assert given.test.images.tolist() == held_out.images.tolist()  # type: ignore[attr-defined]
+    assert len(given.train) + len(given.test) == 320  # type: ignore[attr-defined]
+
+
+def test_document_and_plot_show_the_kept_results() -> None:
+    advice = "run: python -m bench.recipe --tables"
+    assert recipe.fresh() == recipe.DOCUMENT.read_text(encoding="utf-8"), advice
+    shown = {line["name"] for line in recipe.read_results()}
+    labels = [one.about for one in recipe.read_tries() if one.name in shown]
+    assert all(f"| {label} |" in recipe.fresh() for label in labels)
+    assert recipe.PLOT.read_text(encoding="utf-8").count("<path") > len(labels), advice
