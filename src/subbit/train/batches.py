@@ -19,7 +19,7 @@ from subbit.train.settings import Settings
 Batch = tuple[Tensor, Tensor]
 
 EVALUATION_BATCH = 500
-_SIZE_STEP = 8  # pixels between two resolutions: odd maps in the midst of a network are slow
+_SIZE_STEP = 8  # pixels between two resolutions: few, so that statistics settle between them
 
 
 class Normalise:
