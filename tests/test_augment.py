@@ -124,6 +124,12 @@ def test_alternating_flips_show_every_image_both_ways() -> None:
     assert all(torch.equal(image, shown) for image, shown, flip in zip(plain, first, mirrored, strict=True) if not flip)
 
 
+def test_alternating_without_flips_mirrors_nothing() -> None:
+    settings = tiny.settings(rotate=0, zoom=0, flip=False)
+    plain, alternating = (Batches(tiny.digits(), settings.but(alternate=value)) for value in (False, True))
+    assert torch.equal(plain.make(plain.order(1), 1, 0)[0], alternating.make(plain.order(1), 1, 0)[0])
+
+
 def test_images_grow_to_their_full_size() -> None:
     settings = tiny.settings(epochs=10, start_size=18, grown=0.6, rotate=0, zoom=0)
     batches = Batches(tiny.digits(), settings)

@@ -125,7 +125,7 @@ class Batches:
             (self.images.shape[2], self.images.shape[3]),
             derive(self.settings.seed, "augment", epoch, step),
         ).part(rows)
-        if self.settings.alternate:
+        if self.settings.alternate and self.settings.flip:
             draw = replace(draw, flips=self.first_flips[index.cpu()] ^ bool(epoch % 2))
         images = draw.blank(self.normalise(draw.turn(draw.move(self.images[index]))))
         size = self.sizes.at((epoch * len(self) + step) / (self.settings.epochs * len(self)))

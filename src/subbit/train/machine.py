@@ -34,7 +34,7 @@ def environment() -> dict[str, str | int]:
 
 @contextlib.contextmanager
 def exact(threads: int) -> Iterator[None]:
-    """Deterministic algorithms and the asked number of threads inside; everything as before behind it.
+    """Deterministic algorithms and the asked number of threads inside; both as before behind it.
 
     Sums depend on how they are split over threads: bits are equal for equal thread counts.
     """
@@ -59,8 +59,8 @@ def exact(threads: int) -> Iterator[None]:
 def _keep_memory() -> None:
     """Let the C library keep freed memory for the next step instead of handing it back and fetching it anew.
 
-    Every step frees and allocates the same activations; returning their pages costs a fifth of the time of a step.
-    Only glibc has the call, and nothing depends on it.
+    Every step frees and allocates the same activations, and fetching their pages anew costs a good part of its time.
+    Only glibc has the call, it holds for the rest of the process, and no result depends on it.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
