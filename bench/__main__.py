@@ -43,7 +43,7 @@ def publish() -> None:
 
 
 def show(cases: list[tables.Json]) -> None:
-    for name in ("ratios", "costs"):
+    for name in ("ratios", "integers", "costs"):
         print(tables.TABLES[name]({"cases": cases}), flush=True)
 
 

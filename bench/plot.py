@@ -13,6 +13,7 @@ from subbit.experiments.figures import PALETTE, STYLE, as_svg, byte_axis
 
 SERIES = {
     tables.PACKED: ("subbit, shared filters", "o"),
+    tables.PACKED_INT8: ("subbit, shared filters, integers", "h"),
     "kept": ("subbit, shared filters, linear layers dense", "*"),
     "bwn": ("subbit, BWN", "v"),
     tables.DENSE: ("ONNX Runtime, dense fp32", "s"),
@@ -21,6 +22,8 @@ SERIES = {
     "slim fp32": ("ONNX Runtime, slimmer dense fp32", "P"),
     "slim int8": ("ONNX Runtime, slimmer dense int8", "X"),
 }
+
+PACKED = (tables.PACKED, tables.PACKED_INT8)
 
 
 def draw(result: tables.Json, network: str = "VGG-16") -> str:
@@ -36,9 +39,9 @@ def draw(result: tables.Json, network: str = "VGG-16") -> str:
         figure = Figure(figsize=(7.6, 4.2), layout="constrained")
         axes: Any = figure.add_subplot()
         for color, (name, (label, marker)) in zip(PALETTE[1:], SERIES.items(), strict=False):
-            places = _fewer(points[name]) if name != tables.PACKED else sorted(points[name])
+            places = sorted(points[name]) if name in PACKED else _fewer(points[name])
             if places:
-                line = "-" if name in (tables.PACKED, tables.STACKED) else "none"
+                line = "-" if name in (*PACKED, tables.STACKED) else "none"
                 axes.plot(
                     *zip(*places, strict=True), linestyle=line, marker=marker, color=color, label=label, markersize=7
                 )
@@ -54,6 +57,8 @@ def draw(result: tables.Json, network: str = "VGG-16") -> str:
 
 
 def _series(name: str, label: str) -> str | None:
+    if name == tables.PACKED_INT8 and not label.endswith(")"):
+        return None
     if name == tables.PACKED and not label.endswith(")"):
         return "bwn" if label == "BWN" else "kept"
     if name.startswith("onnxruntime width"):

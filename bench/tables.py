@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 PLOT = ROOT / "docs" / "images" / "inference.svg"
 
-PACKED = "subbit packed fp32"
+PACKED, PACKED_INT8 = "subbit packed fp32", "subbit packed int8"
 DENSE, DENSE_INT8 = "onnxruntime dense fp32", "onnxruntime dense int8"
 STACKED, STACKED_INT8 = "onnxruntime stacked fp32", "onnxruntime stacked int8"
 AVX2 = "subbit avx2 packed fp32"
@@ -58,24 +58,33 @@ def ratios(result: Json) -> str:
     return _markdown(headings, rows)
 
 
+def integers(result: Json) -> str:
+    """The same beside the packed network in integers."""
+    rows = []
+    for case in result["cases"]:
+        if PACKED_INT8 not in (setting(case, 1) or {}):
+            continue
+        cells = [_quotient(case, 1, DENSE_INT8, "int8"), _quotient(case, 32, DENSE_INT8, "int8")]
+        cells += [_quotient(case, 1, STACKED_INT8, "int8"), _quotient(case, 1, PACKED, "int8")]
+        rows.append([f"{case['network']} {case['label']}", *cells])
+    return _markdown(["", "dense int8", "same, batch 32", "stacked int8", "packed fp32"], rows)
+
+
 def latency(result: Json) -> str:
     """Milliseconds and bytes beside each other, VGG-16 and its slimmer dense forms."""
     cases = [case for case in result["cases"] if case["network"] == "VGG-16"]
     rows = [
-        [
-            f"subbit {case['label']}, packed",
-            _milliseconds(case, 1, PACKED),
-            _milliseconds(case, 32, PACKED),
-            size(case["bytes"]),
-        ]
+        [f"subbit {case['label']}, {how}", _milliseconds(case, 1, name), _milliseconds(case, 32, name), size(taken)]
         for case in cases
+        for name, how in ((PACKED, "packed"), (PACKED_INT8, "packed, integers"))
+        if (taken := _bytes(case).get(name)) is not None
     ]
     first = cases[0]
     names = {DENSE: "ONNX Runtime, dense fp32", DENSE_INT8: "ONNX Runtime, dense int8"}
     for width in ("1/2", "1/4"):
         names[f"onnxruntime width {width} dense fp32"] = f"ONNX Runtime, dense fp32, width {width}"
         names[f"onnxruntime width {width} dense int8"] = f"ONNX Runtime, dense int8, width {width}"
-    stored = {one["name"]: one["bytes"] for one in first["contestants"]}
+    stored = _bytes(first)
     rows += [
         [label, _milliseconds(first, 1, name), _milliseconds(first, 32, name), size(stored[name])]
         for name, label in names.items()
@@ -116,14 +125,24 @@ def machine(result: Json) -> str:
     )
 
 
-TABLES: dict[str, Callable[[Json], str]] = {"ratios": ratios, "latency": latency, "costs": costs, "machine": machine}
+TABLES: dict[str, Callable[[Json], str]] = {
+    "ratios": ratios,
+    "integers": integers,
+    "latency": latency,
+    "costs": costs,
+    "machine": machine,
+}
 
 
-def _quotient(case: Json, batch: int, name: str) -> str:
+def _bytes(case: Json) -> dict[str, int]:
+    return {one["name"]: one["bytes"] for one in case["contestants"]}
+
+
+def _quotient(case: Json, batch: int, name: str, to: str = "") -> str:
     contestants = setting(case, batch)
     if contestants is None or name not in contestants:
         return ""
-    spread = contestants[name]["times_packed"]
+    spread = contestants[name]["times_packed_int8" if to else "times_packed"]
     return f"{spread['median']:.2f} ({spread['low']:.2f}–{spread['high']:.2f})"
 
 

@@ -200,7 +200,7 @@ def test_missing_and_failing_runtimes_are_named(net: subbit.Network, monkeypatch
     monkeypatch.setitem(RUNTIMES, "absent", Runtime(("a_package_that_is_not_there",), broken))
     monkeypatch.setitem(RUNTIMES, "broken", Runtime((), broken))
     result = bench(net, against=["absent", "broken"], batches=[1], threads=[1, 2], seconds=1e-3)
-    assert [entrant.name for entrant in result.entrants] == ["subbit packed fp32"]
+    assert [entrant.name for entrant in result.entrants] == ["subbit packed fp32", "subbit packed int8"]
     assert [(skipped.name, skipped.reason) for skipped in result.skipped] == [
         ("absent", "a_package_that_is_not_there not installed: pip install 'subbit[bench]'"),
         ("broken", "RuntimeError: no such operator"),
@@ -264,20 +264,21 @@ def test_json_of_the_command(capsys: pytest.CaptureFixture[str], file: Path, net
         "--layers", "--json",
     )  # fmt: skip
     assert code == 0
-    assert "batch 3, 2 threads: 3 contestants" in err
+    assert "batch 3, 2 threads: 4 contestants" in err
     result = json.loads(out)
     assert set(result) == {"file", "machine", "limits", "contestants", "settings", "skipped", "layers"}
     assert result["skipped"] == []
     assert result["machine"]["isa"] == net.isa
     assert {"cpu", "cores", "python", "subbit", "commit", "versions"} <= set(result["machine"])
     assert [(one["batch"], one["threads"]) for one in result["settings"]] == [(1, 1), (3, 1), (1, 2), (3, 2)]
-    names = ["subbit packed fp32", "torch dense fp32", "torch stacked fp32"]
+    names = ["subbit packed fp32", "subbit packed int8", "torch dense fp32", "torch stacked fp32"]
     assert [one["name"] for one in result["contestants"]] == names
     assert result["contestants"][0]["bytes"] == file.stat().st_size
     assert result["contestants"][0]["accuracy"] is None
     for setting in result["settings"]:
         assert list(setting["contestants"]) == names
         assert setting["contestants"][names[0]]["times_packed"] == {"median": 1.0, "low": 1.0, "high": 1.0}
+        assert setting["contestants"][names[1]]["times_packed_int8"] == {"median": 1.0, "low": 1.0, "high": 1.0}
         assert setting["rounds"] >= 5
     assert [layer["kind"] for layer in result["layers"]] == [op.kind for op in net.operations]
 
@@ -345,13 +346,14 @@ def invented_result() -> dict[str, Any]:
         return {
             "seconds": {"median": seconds, "low": seconds, "high": seconds},
             "times_packed": {"median": quotient, "low": quotient, "high": quotient},
+            "times_packed_int8": {"median": 2 * quotient, "low": 2 * quotient, "high": 2 * quotient},
         }
 
     seconds = {
         tables.PACKED: 1e-3, tables.DENSE: 8e-3, tables.DENSE_INT8: 2e-3, tables.STACKED: 4e-3,
-        "onnxruntime width 1/4 dense int8": 5e-4,
+        "onnxruntime width 1/4 dense int8": 5e-4, tables.PACKED_INT8: 5e-4,
     }  # fmt: skip
-    stored = dict(zip(seconds, (10**5, 6 * 10**7, 15 * 10**6, 2 * 10**7, 10**6), strict=True))
+    stored = dict(zip(seconds, (10**5, 6 * 10**7, 15 * 10**6, 2 * 10**7, 10**6, 10**5), strict=True))
     case = {
         "name": "vgg16", "network": "VGG-16", "label": "(1/2, 1/4)", "bytes": 10**5, "load_seconds": 2e-3,
         "resident_bytes": 2 * 10**6, "two_threads": 1.9, "limits": {"multiply_adds": 6e10, "look_ups": 2.4e11},
@@ -379,7 +381,9 @@ def test_slim_networks_have_that_many_channels(width: str) -> None:
 def test_tables_of_the_standard_set() -> None:
     result = invented_result()
     assert "| VGG-16 (1/2, 1/4) | 8.00 (8.00–8.00) |  | 2.00 (2.00–2.00) | 4.00 (4.00–4.00) |" in tables.ratios(result)
+    assert "| VGG-16 (1/2, 1/4) | 4.00 (4.00–4.00) |  |  | 2.00 (2.00–2.00) |" in tables.integers(result)
     latency = tables.latency(result)
+    assert "| subbit (1/2, 1/4), packed, integers | 0.50 |  | 100" in latency
     assert "| subbit (1/2, 1/4), packed | 1.00 |  | 100" in latency
     assert "| ONNX Runtime, dense int8, width 1/4 | 0.50 |  | 1.00 MB |" in latency  # where subbit loses
     assert "| 2.0 | 2.00 MB | 1.90× |" in tables.costs(result)

@@ -3,19 +3,21 @@
     result = compare(subbit.load("net.sbit"), model, x)
     assert result.ok, result.first_departure
 
-A packed network departs from its model for three reasons, and each has its own column. All three are local: an
+A packed network departs from its model for a few reasons, and each has its own column. All are local: an
 operation gets the values that its inputs should have, so an error shows where it arises, not in all that follows.
 
 * **packing**: the operation with exact numbers against the value in the PyTorch model. Folding costs a few roundings.
 * **storage**: the operation with the numbers of the file against the same with exact ones. With fp16 that is its
   rounding; a file of another checkpoint shows here.
+* **levels**: of a layer that computes in integers, the operation on rounded inputs against the same in fp32. What is
+  too much depends on the network, so nothing departs here: look at the classes, with `--images`.
 * **core**: what the C core computed from its own inputs against the plain PyTorch reference of the operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -60,6 +62,7 @@ class Check:
     kernel: str  # that the core chose
     packing: Difference | None  # None: PyTorch has no such value, for instance between two folded operations
     storage: Difference
+    levels: Difference | None  # None: the operation computes in fp32
     core: Difference
     departs: tuple[str, ...]  # the columns beyond their tolerance
 
@@ -135,13 +138,16 @@ class _Sides:
         op, own = self.stored[number - 1], self.own[number - 1]
         plain = self._run(own, self.exact)
         packing = Difference.between(self.torch[number], plain) if number in self.torch else None
-        storage = Difference.between(plain, self._run(op, self.exact))
+        rounds = isinstance(op, Conv | Linear) and op.levels is not None
+        stored = self._run(replace(op, levels=None) if rounds else op, self.exact)  # type: ignore[call-arg]
+        storage = Difference.between(plain, stored)
+        levels = Difference.between(stored, self._run(op, self.exact)) if rounds else None
         core = Difference.between(self._run(op, self.core), self.core[number])
         columns = {"packing": packing, "storage": storage, "core": core}
         # "not ≤" rather than ">", so that NaN departs
         departs = tuple(name for name, d in columns.items() if d is not None and not d.relative <= limits[name])
         kernel = self.operations[number - 1].kernel
-        return Check(number, type(op).__name__, op.name or own.name, kernel, packing, storage, core, departs)
+        return Check(number, type(op).__name__, op.name or own.name, kernel, packing, storage, levels, core, departs)
 
     def _run(self, op: Op, values: list[Tensor]) -> Tensor:
         return run_op(op, [values[i] for i in op.inputs], self.batch)

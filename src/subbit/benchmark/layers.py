@@ -89,4 +89,6 @@ def _limit(op: Op, limits: Limits) -> float:
     if not isinstance(op, Conv | Linear) or op.binary_input:  # bits against bits are counted, not added
         return 0.0
     signs = isinstance(op.weight, Binary) or (isinstance(op.weight, Stacked) and op.weight.binary)
+    if op.levels is not None:
+        return 2 * limits.look_ups  # sums of 16 bits instead of 32
     return limits.look_ups if signs else limits.multiply_adds

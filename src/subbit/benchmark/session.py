@@ -14,16 +14,18 @@ import subbit
 from subbit import host
 from subbit.benchmark.layers import LayerTime, layer_times
 from subbit.benchmark.measure import Spread, interleave, ratio
-from subbit.benchmark.rivals import RUNTIMES, Contestant, Graphs
+from subbit.benchmark.rivals import RUNTIMES, Contestant, Graphs, Precision
+from subbit.calibration import calibrated, takes_levels, without_levels
 from subbit.errors import ConfigError
-from subbit.format import decode
+from subbit.format import decode, encode
 from subbit.records import Float32, Int64
-from subbit.runtime import Limits, Network
+from subbit.runtime import Limits, Network, load
 from subbit.runtime.library import features
 
 PACKAGES = ("numpy", "torch", "onnx", "onnxruntime", "openvino")
 CALIBRATION_IMAGES = 16
 CHECKED_IMAGES = 4
+PACKED_INT8 = "subbit packed int8"
 
 # Largest difference beside the largest output. fp32 differs by the order of sums; int8 by its 8 bits, so that a bound
 # there only catches graphs that compute something else.
@@ -78,6 +80,8 @@ class Setting:
             name: {"seconds": asdict(self.latency(name)), "times_packed": asdict(self.ratio(name))}
             for name in self.seconds
         }
+        for name in self.seconds if PACKED_INT8 in self.seconds else ():
+            rows[name]["times_packed_int8"] = asdict(self.ratio(name, PACKED_INT8))
         rounds = len(next(iter(self.seconds.values()), []))
         return {"batch": self.batch, "threads": self.threads, "rounds": rounds, "contestants": rows}
 
@@ -130,11 +134,11 @@ def bench(
         return random.standard_normal((count, *net.input_shape), dtype=np.float32)
 
     calibration = images(CALIBRATION_IMAGES) if examples is None else examples.calibration
-    graphs = Graphs(decode(net.data), calibration)
+    graphs = Graphs(without_levels(decode(net.data)), calibration)
     checked = images(CHECKED_IMAGES) if examples is None else examples.images[:CHECKED_IMAGES]
     for count in threads:
         progress(f"preparing contestants with {count} thread{'s' if count > 1 else ''}")
-        contestants = [packed(net, count), *_rivals(graphs, against, count, result)]
+        contestants = [packed(net, count), *_other_form(net, graphs, count), *_rivals(graphs, against, count, result)]
         agreeing = [*compare(contestants, checked, result), *((other, None) for other in others)]
         if not result.entrants:
             result.entrants = [_entrant(one, difference, examples) for one, difference in agreeing]
@@ -149,7 +153,18 @@ def bench(
 
 def packed(net: Network, threads: int) -> Contestant:
     """The packed network itself."""
-    return Contestant("subbit", "packed", "fp32", len(net.data), lambda x: net(x, threads=threads))
+    integers = any(op.levels for op in decode(net.data).weighted())
+    precision: Precision = "int8" if integers else "fp32"
+    return Contestant("subbit", "packed", precision, len(net.data), lambda x: net(x, threads=threads))
+
+
+def _other_form(net: Network, graphs: Graphs, threads: int) -> Iterable[Contestant]:
+    """The same network in integers, or in fp32 where it is in integers itself."""
+    program = decode(net.data)
+    if any(op.levels for op in program.weighted()):
+        yield packed(load(encode(graphs.program), isa=net.isa), threads)
+    elif any(map(takes_levels, program.ops)):
+        yield packed(load(encode(calibrated(program, graphs.calibration)), isa=net.isa), threads)
 
 
 def describe_machine(net: Network) -> dict[str, Any]:
@@ -168,14 +183,12 @@ def describe_machine(net: Network) -> dict[str, Any]:
 
 
 def compare(contestants: Iterable[Contestant], x: Float32, result: Result) -> list[tuple[Contestant, float]]:
-    """The contestants whose answers agree with the first one's, each with its difference; others go to `skipped`."""
+    """The contestants whose answers agree with the first one in fp32, with their differences; others are `skipped`."""
     agreeing: list[tuple[Contestant, float]] = []
-    expected: Float32 | None = None
-    for one in contestants:
-        answer = one.run(x)
-        if expected is None:
-            expected = answer
-        difference = relative_difference(answer, expected)
+    everyone = list(contestants)
+    expected = next(one for one in everyone if one.precision == "fp32").run(x)
+    for one in everyone:
+        difference = relative_difference(one.run(x), expected)
         if difference <= TOLERANCE[one.precision]:
             agreeing.append((one, difference))
         else:

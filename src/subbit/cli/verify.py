@@ -59,12 +59,9 @@ def _random_inputs(shape: tuple[int, ...], count: int, seed: int) -> Tensor:
 def _test_images(run: Any, count: int, data_dir: Path | None) -> Tensor:
     import torch
 
-    from subbit.data import load
+    from subbit.cli.images import images_of
 
-    folder = data_dir if data_dir is not None else getattr(run.settings, "data_dir", None)
-    data = load(run.settings.data, folder, image_size=run.settings.image_size, seed=run.settings.seed)
-    images = data.test.images[:count].astype("float32") / 255
-    return torch.from_numpy((images - run.mean[:, None, None]) / run.std[:, None, None])
+    return torch.from_numpy(images_of(run, "test", count, folder=data_dir))
 
 
 def _print(result: Verification, file: str, inputs: int) -> None:
@@ -72,11 +69,14 @@ def _print(result: Verification, file: str, inputs: int) -> None:
     table = Table(title=f"{file}, {inputs} inputs", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("value", "operation", "layer", "kernel"):
         table.add_column(heading)
-    for heading in ("packing abs", "rel", "storage abs", "rel", "core abs", "rel"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    integers = any(check.levels is not None for check in result.checks)
+    columns = ("packing", "storage", "levels", "core") if integers else ("packing", "storage", "core")
+    for heading in columns:
+        table.add_column(f"{heading} abs", justify="right", no_wrap=True)
+        table.add_column("rel", justify="right", no_wrap=True)
     table.add_column("")
     for check in result.checks:
-        numbers = [cell for column in (check.packing, check.storage, check.core) for cell in _cells(column)]
+        numbers = [cell for column in columns for cell in _cells(getattr(check, column))]
         remark = f"[red]{', '.join(check.departs)}[/]" if check.departs else ""
         table.add_row(str(check.value), check.kind, check.name, check.kernel, *numbers, remark)
     console.print(table)

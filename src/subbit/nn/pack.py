@@ -13,9 +13,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, fx, nn
 
+from subbit.calibration import calibrated
 from subbit.errors import PackError
 from subbit.format import encode
 from subbit.nn.lowering.lower import lower
@@ -53,15 +55,24 @@ def pack(
     labels: Sequence[str] = (),
     preprocessing: Preprocessing | None = None,
     output: OutputKey = None,
+    int8: bool = False,
+    calibrate: Any = None,
 ) -> PackResult:
     """Write `model` as a `.sbit` file.
 
         subbit.pack(model, "net.sbit", example=torch.zeros(1, 3, 32, 32)).bytes
+        subbit.pack(model, "net.sbit", example=images[:1], int8=True, calibrate=images[:256])
 
     `example` is an input with its batch, or the shape of one image without it. `output` names the output of a model
-    that gives several. The file appears complete or not at all: it is written beside `path` and then renamed.
+    that gives several. With `int8` layers of ±1 filters compute in integers; `calibrate` are a few hundred inputs, an
+    array or batches, from which the ranges of the activations are taken. The file appears complete or not at all: it
+    is written beside `path` and then renamed.
     """
+    if int8 != (calibrate is not None):
+        raise PackError("int8=True needs calibrate=images to take the ranges of the activations from, and only it does")
     program = to_program(model, example, storage, labels, preprocessing, output)
+    if int8:
+        program = calibrated(program, calibrate)
     data = encode(program)
     target = Path(path)
     _write_atomically(target, data)

@@ -1,0 +1,185 @@
+"""Levels for the inputs of layers of ±1 filters, chosen from a few hundred images: the way to the integer kernels.
+
+    program = calibrated(to_program(model, (3, 32, 32)), images)        # a NumPy array, or batches of them
+
+Every value that such a layer reads gets 128 levels: 0…127 times a step where it cannot be negative (behind a ReLU and
+the like), −64…63 times a step otherwise. The step minimises the mean squared error of rounding over what the images
+give, clipping included: activations have long tails, and levels spent on them are missing where the numbers are. NumPy
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from subbit.errors import PackError
+from subbit.format import encode
+from subbit.format.limits import MAX_STEP, MIN_STEP
+from subbit.records import (
+    Activation,
+    AdaptivePool,
+    Arithmetic,
+    Binary,
+    Concat,
+    Conv,
+    Float32,
+    Levels,
+    Linear,
+    Mean,
+    Op,
+    Pad,
+    Permute,
+    Pool,
+    Program,
+    Reshape,
+    Slice,
+    Softmax,
+    Stacked,
+    Upsample,
+)
+
+MIN_CHANNELS = 8  # of a group: below, the input is a picture or the layer depthwise, and fp32 is as fast
+MAX_TAPS = 64  # sums of four channels over more taps may not fit 16 bits
+SAMPLES = 2**16  # of every value, over all images
+PER_IMAGE = 1024  # samples of one image at most
+BATCH = 8
+
+_POSITIVE = ("relu", "relu6", "sigmoid", "hard_sigmoid", "abs", "softplus", "exp", "sqrt")
+_MOVES = (Pool, AdaptivePool, Mean, Concat, Slice, Reshape, Permute, Upsample)  # no result is below all inputs
+
+
+def calibrated(program: Program, images: Any) -> Program:
+    """`program` with levels for every layer that gains from them; the others stay as they are.
+
+    `images` are inputs as the network takes them: an array (N, *input_shape), or an iterable of such arrays (or
+    tensors). Ranges are those of the fp32 network.
+    """
+    plain = without_levels(program)
+    layers = [op for op in plain.weighted() if takes_levels(op)]
+    if not layers:
+        raise PackError(
+            "no layer of this network can compute in integers: those of ±1 filters (slbf, bwn, binaryconnect) and at "
+            f"least {MIN_CHANNELS} input channels can"
+        )
+    ranges = measure(plain, {op.inputs[0] for op in layers}, images)
+    positive = non_negative(plain)
+    ops = [
+        replace(op, levels=best_levels(ranges[op.inputs[0]], signed=not positive[op.inputs[0]])) if op in layers else op
+        for op in plain.ops
+    ]
+    return replace(plain, ops=tuple(ops))
+
+
+def without_levels(program: Program) -> Program:
+    """The same network in fp32."""
+    ops = [replace(op, levels=None) if isinstance(op, Conv | Linear) else op for op in program.ops]
+    return replace(program, ops=tuple(ops))
+
+
+def takes_levels(op: Op) -> bool:
+    """Whether an operation is a layer that computes faster on levels."""
+    if not isinstance(op, Conv | Linear) or op.binary_input:
+        return False
+    signs = isinstance(op.weight, Binary) or (isinstance(op.weight, Stacked) and op.weight.binary)
+    shape = op.weight.shape
+    return signs and shape[1] >= MIN_CHANNELS and int(np.prod(shape[2:])) <= MAX_TAPS
+
+
+# --------------------------------------------------------------------------------------------------- ranges
+
+
+def measure(program: Program, values: set[int], images: Any) -> dict[int, Float32]:
+    """Numbers that each of these values takes, drawn evenly from the images, with the smallest and the largest."""
+    from subbit.runtime import load
+
+    net = load(encode(program))
+    random = np.random.default_rng(0)
+    drawn: dict[int, list[Float32]] = {value: [] for value in values}
+    count = 0
+    for batch in _batches(images, program.input_shape):
+        computed = [batch, *net.values(batch)]
+        for value in values:
+            flat = computed[value].reshape(len(batch), -1)
+            if not np.isfinite(flat).all():
+                raise PackError(f"calibration: value {value} of the network is infinite or NaN for one of the images")
+            some = random.integers(0, flat.shape[1], (len(batch), min(PER_IMAGE, flat.shape[1])))
+            extremes = np.array([flat.min(), flat.max()], np.float32)
+            drawn[value] += [np.take_along_axis(flat, some, axis=1).ravel(), extremes]
+        count += len(batch)
+    if not count:
+        raise PackError("calibration: there are no images to take the ranges of the activations from")
+    return {value: _thinned(np.concatenate(parts)) for value, parts in drawn.items()}
+
+
+def _thinned(numbers: Float32) -> Float32:
+    """At most `SAMPLES` of them, the extremes included."""
+    step = -(-numbers.size // SAMPLES)
+    kept = np.concatenate([numbers[::step], [numbers.min(), numbers.max()]])
+    return np.asarray(kept, np.float32)
+
+
+def _batches(images: Any, shape: tuple[int, ...]) -> Iterator[Float32]:
+    whole = hasattr(images, "shape")
+    if not whole and not isinstance(images, Iterable):
+        raise PackError(f"calibration images are a {type(images).__name__}: give an array, or batches of them")
+    for part in [images] if whole else images:
+        array = _as_float(part)
+        if array.shape[1:] != shape:
+            raise PackError(
+                f"calibration images of shape {array.shape}: the network takes (N, {', '.join(map(str, shape))})"
+            )
+        for start in range(0, len(array), BATCH):
+            yield array[start : start + BATCH]
+
+
+def _as_float(part: Any) -> Float32:
+    array: NDArray[Any] = np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
+    if array.dtype.kind != "f":
+        raise PackError(f"calibration images of dtype {array.dtype}: floats are needed, normalised as for the network")
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+# --------------------------------------------------------------------------------------------------- levels
+
+
+def best_levels(numbers: Float32, *, signed: bool) -> Levels:
+    """The levels that round these numbers with the smallest mean squared error.
+
+    `best_levels(x, signed=False).step` is at most `x.max() / 127`, where nothing is clipped.
+    """
+    unit = Levels(1.0, signed)
+    widest = max(float(numbers.max()) / unit.highest, float(numbers.min()) / unit.lowest if signed else 0.0)
+    if widest <= 0:
+        return unit  # nothing but zeros
+    steps = [Levels(float(np.clip(widest * share, MIN_STEP, MAX_STEP)), signed) for share in np.linspace(1, 0.1, 91)]
+    return min(steps, key=lambda levels: rounding_error(numbers, levels))
+
+
+def rounding_error(numbers: Float32, levels: Levels) -> float:
+    """Mean squared error of the nearest levels."""
+    step = np.float32(levels.step)
+    rounded = np.clip(np.rint(numbers / step), levels.lowest, levels.highest) * step
+    return float(np.mean((numbers - rounded) ** 2, dtype=np.float64))
+
+
+def non_negative(program: Program) -> list[bool]:
+    """For every value whether its operation rules out negative numbers; the input counts as signed."""
+    known = [False]
+    for op in program.ops:
+        inputs = all(known[i] for i in op.inputs)
+        if isinstance(op, Activation):
+            kept = op.function in _POSITIVE or (op.function == "hardtanh" and op.a >= 0)
+            known.append(kept or (inputs and op.function in ("leaky_relu", "silu", "tanh", "hardtanh")))
+        elif isinstance(op, Arithmetic):
+            some = any(known[i] for i in op.inputs)
+            known.append((inputs and op.function in ("add", "mul", "min")) or (some and op.function == "max"))
+        elif isinstance(op, Pad):
+            known.append(inputs and op.value >= 0)
+        else:
+            known.append(isinstance(op, Softmax) or (inputs and isinstance(op, _MOVES)))
+    return known

@@ -1,0 +1,288 @@
+"""Layers on levels: every row of the kernel table gives the numbers of the reference, bit for bit, in every network.
+
+The first convolution of a real network stays in fp32, where rows differ by the order of their sums; networks here have
+none, so that whole networks can be compared exactly as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import subbit
+from subbit import records as r
+from subbit.calibration import best_levels, calibrated, non_negative, rounding_error, takes_levels, without_levels
+from subbit.format import decode, encode, sizes
+from subbit.methods import BWN, SLBF
+from subbit.nn.reference import round_to_levels, run
+from subbit.records import Float32, Levels, Program
+from tests.core_cases import CASES as CORE_CASES
+from tests.test_kernels import CASES, ROWS, Case
+
+EVERY_ROW = ("portable", *ROWS)
+LEVELS = {"unsigned": Levels(0.02), "signed": Levels(0.03, signed=True)}
+
+
+def with_levels(case: Case, kind: Literal["binary", "stacked"], levels: Levels) -> Program:
+    program = case.program(kind)
+    layer = program.ops[0]
+    assert isinstance(layer, r.Conv)
+    return replace(program, ops=(replace(layer, levels=levels), *program.ops[1:]))
+
+
+def inputs(program: Program, count: int = 2) -> Float32:
+    return np.random.default_rng(1).standard_normal((count, *program.input_shape)).astype(np.float32)
+
+
+def check_exactly(program: Program, row: str, x: Float32 | None = None) -> str:
+    """Every value and the result of a normal run equal the reference; the kernel of the first operation."""
+    data = encode(program)
+    x = inputs(program) if x is None else x
+    net = subbit.load(data, isa=row)
+    want = [value.numpy() for value in run(decode(data), torch.from_numpy(x))]
+    for number, (expected, got) in enumerate(zip(want[1:], net.values(x), strict=True), start=1):
+        np.testing.assert_array_equal(got, expected, err_msg=f"value {number} on {row}")
+    np.testing.assert_array_equal(net(x), want[program.output_value])
+    np.testing.assert_array_equal(net(x, threads=2), want[program.output_value])
+    return net.operations[0].kernel
+
+
+# ------------------------------------------------------------------------------------------------- kernels
+
+
+@pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("kind", ["binary", "stacked"])
+@pytest.mark.parametrize("sign", LEVELS)
+def test_convolutions_equal_the_reference(sign: str, kind: Literal["binary", "stacked"], row: str) -> None:
+    kernels = {check_exactly(with_levels(case, kind, LEVELS[sign]), row) for case in CASES.values()}
+    assert kernels == {"portable"} if row == "portable" else "table" in kernels
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("kernel", ["table", "lanes", "portable"])
+def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    used = {check_exactly(with_levels(case, "stacked", LEVELS["unsigned"]), row) for case in CASES.values()}
+    assert kernel in used or (kernel == "lanes" and row in ("sse2", "neon"))
+
+
+@pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("levels", [Levels(1.0), Levels(1.0, signed=True)], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("positive", [True, False])
+def test_the_largest_sums_do_not_overflow(positive: bool, levels: Levels, row: str) -> None:
+    """Filters of one sign over inputs at the end of the range: 16 bits hold a chunk, and no more."""
+    sign = np.int8(1 if positive else -1)
+    weight = r.Stacked(np.full((3, 40, 3, 3), sign), np.array([[0, 1], [2, 0], [1, 1]]), None)
+    conv = r.Conv(inputs=(0,), weight=weight, padding=(1, 1, 1, 1), levels=levels)
+    for number in (1e9, -1e9):
+        x = np.full((1, 80, 9, 17), number, np.float32)
+        check_exactly(Program((80, 9, 17), (conv,)), row, x)
+
+
+@pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("name", [name for name in CORE_CASES if name.startswith("levels")])
+def test_whole_networks(name: str, row: str) -> None:
+    """Chains, residual blocks, pools, two kinds of levels: between layers the levels alone are kept in a normal run."""
+    program = CORE_CASES[name]()
+    if name in ("levels_chain", "levels_behind_a_curve"):  # a dense layer and a curve in fp32 differ between the rows
+        data = encode(program)
+        net, x = subbit.load(data, isa=row), inputs(program)
+        np.testing.assert_array_equal(net(x), net.values(x)[-1])
+    else:
+        check_exactly(program, row)
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+@pytest.mark.parametrize("row", ROWS)
+def test_any_convolution(row: str, data: st.DataObject) -> None:
+    def pick(low: int, high: int) -> int:
+        return data.draw(st.integers(low, high))
+
+    kernel = pick(1, 5), pick(1, 5)
+    blocks, groups = pick(1, 4), pick(1, 2)
+    case = Case(
+        channels=blocks * groups * pick(1, 18),
+        size=(pick(kernel[0], 21), pick(kernel[1], 40)),
+        out=groups * pick(1, 12),
+        kernel=kernel,
+        stride=(pick(1, 3), pick(1, 3)),
+        padding=(pick(0, 3), pick(0, 3), pick(0, 3), pick(0, 3)),
+        dilation=(1, 1) if max(kernel) > 3 else (pick(1, 2), pick(1, 2)),
+        groups=groups,
+        blocks=blocks,
+        filters=pick(1, 9),
+    )
+    extent = [(k - 1) * d + 1 for k, d in zip(case.kernel, case.dilation, strict=True)]
+    if case.size[0] + sum(case.padding[:2]) < extent[0] or case.size[1] + sum(case.padding[2:]) < extent[1]:
+        return
+    kind: Literal["binary", "stacked"] = "stacked" if data.draw(st.booleans()) else "binary"
+    check_exactly(with_levels(case, kind, LEVELS["signed" if data.draw(st.booleans()) else "unsigned"]), row)
+
+
+# ------------------------------------------------------------------------------------------------ rounding
+
+HARD = [0.0, -0.0, 0.5, 1.5, 2.5, 126.5, 127.0, 127.49, 1e30, np.inf, np.nan, -0.5, -1.5, -63.5, -64.0, -64.5, -np.inf]
+
+
+@pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("signed", [False, True])
+def test_rounding(signed: bool, row: str) -> None:
+    """Ties to even, limits, NaN to the highest level; an identity layer shows the levels."""
+    numbers = np.resize(np.array(HARD, np.float32), (1, 37))
+    identity = r.Linear(inputs=(0,), weight=r.Binary(np.ones((1, 1), np.int8)), levels=Levels(1.0, signed))
+    got = subbit.load(encode(Program((37, 1), (identity,))), isa=row)(numbers.reshape(1, 37, 1)).ravel()
+    low, high = (-64, 63) if signed else (0, 127)
+    want = np.clip(np.rint(np.nan_to_num(numbers.ravel(), nan=1e9)), low, high)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(round_to_levels(Levels(1.0, signed), torch.from_numpy(numbers)).numpy().ravel(), want)
+
+
+@pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("size", [(8, 8), (2, 2), (32, 64), (6, 10), (7, 9), (4, 130)], ids=str)
+def test_pooling_between_layers(size: tuple[int, int], row: str) -> None:
+    """Maxima of bytes are those of the numbers, with windows of any kind."""
+    pools = [
+        r.Pool(inputs=(1,), kind="max", kernel=(2, 2), stride=(2, 2)),
+        r.Pool(inputs=(1,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),
+        r.Pool(inputs=(1,), kind="max", kernel=(2, 2), stride=(1, 1), ceil_mode=True, padding=(1, 1)),
+    ]
+    rng = np.random.default_rng(0)
+
+    def signs(*shape: int) -> r.Int8:
+        return (2 * rng.integers(0, 2, shape) - 1).astype(np.int8)
+
+    for pool in pools:
+        first = r.Conv(
+            inputs=(0,), weight=r.Binary(signs(8, 8, 3, 3)), padding=(1, 1, 1, 1), levels=Levels(0.05, signed=True)
+        )
+        last = r.Conv(inputs=(2,), weight=r.Binary(signs(4, 8, 1, 1)), levels=Levels(0.1, signed=True))
+        check_exactly(Program((8, *size), (first, pool, last)), row)
+
+
+# --------------------------------------------------------------------------------------------- calibration
+
+
+def test_steps_minimise_the_error_of_rounding() -> None:
+    numbers = np.random.default_rng(0).exponential(1.0, 50_000).astype(np.float32)
+    widest, best = Levels(float(numbers.max()) / 127), best_levels(numbers, signed=False)
+    assert best.step < 0.9 * widest.step  # the tail is clipped
+    assert rounding_error(numbers, best) < rounding_error(numbers, widest)
+    assert rounding_error(numbers, best) < rounding_error(numbers, Levels(best.step / 2))
+    assert best_levels(np.zeros(4, np.float32), signed=True) == Levels(1.0, signed=True)
+    both = best_levels(np.array([-1.0, 1.0], np.float32), signed=True)
+    assert both.step == pytest.approx(1 / 63, rel=0.02)
+
+
+def test_signs_follow_from_the_operations() -> None:
+    ops: tuple[r.Op, ...] = (
+        r.Activation(inputs=(0,), function="relu"),
+        r.Pool(inputs=(1,), kind="avg", kernel=(2, 2), stride=(2, 2)),
+        r.Arithmetic(inputs=(2, 2), function="add"),
+        r.Arithmetic(inputs=(3, 2), function="sub"),
+        r.Arithmetic(inputs=(4, 3), function="max"),
+        r.Activation(inputs=(5,), function="silu"),
+        r.Activation(inputs=(4,), function="silu"),
+        r.Reshape(inputs=(6,), shape=(-1,)),
+    )
+    assert non_negative(Program((4, 4, 4), ops)) == [False, True, True, True, False, True, True, False, True]
+
+
+def small_net(method: SLBF | BWN = SLBF(f1=1 / 2, f2=1 / 2)) -> nn.Module:  # noqa: B008
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5),
+    )  # fmt: skip
+    small = subbit.compress(model, method)
+    with torch.no_grad():
+        small.train()(torch.randn(8, 3, 12, 12))
+    return small.eval()
+
+
+def test_pack_with_int8(tmp_path: Path) -> None:
+    images = torch.randn(12, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    model, shape = small_net(), (3, 12, 12)
+    plain = subbit.pack(model, tmp_path / "plain.sbit", example=shape)
+    packed = subbit.pack(model, tmp_path / "int.sbit", example=shape, int8=True, calibrate=images)
+    batches = subbit.pack(model, tmp_path / "same.sbit", example=shape, int8=True, calibrate=[images[:8], images[8:]])
+    assert packed.path.read_bytes() == batches.path.read_bytes()
+    layers = [op for op in packed.program.weighted() if op.levels is not None]
+    assert [op.name for op in layers] == ["3", "7"]
+    assert not any(op.levels.signed for op in layers if op.levels)
+    # five bytes for the levels of a layer, everything counted, and nothing else changes
+    assert packed.bytes == plain.bytes + 5 * len(layers)
+    assert 8 * packed.bytes == sizes(packed.program).total
+    assert subbit.inspect(packed.path).stored_bytes == packed.bytes
+    assert encode(without_levels(decode(packed.path.read_bytes()))) == plain.path.read_bytes()
+    assert plain.path.read_bytes()[7] == 0
+    assert packed.path.read_bytes()[7] == 1
+    want, got = subbit.load(plain.path)(images.numpy()), subbit.load(packed.path)(images.numpy())
+    assert 0 < np.abs(want - got).max() < 0.1 * np.abs(want).max()
+
+
+def test_which_layers_take_levels() -> None:
+    net = subbit.load(
+        encode(calibrated(decode(encode(_program(small_net(BWN())))), np.zeros((1, 3, 12, 12), np.float32)))
+    )
+    assert [op.levels is not None for op in decode(net.data).weighted()] == [False, True, True, False]
+    depthwise = r.Conv(inputs=(0,), weight=r.Binary(np.ones((16, 1, 3, 3), np.int8)), groups=16)
+    large = r.Conv(inputs=(0,), weight=r.Binary(np.ones((4, 16, 9, 9), np.int8)))
+    signs = r.Conv(inputs=(0,), weight=r.Binary(np.ones((4, 16, 3, 3), np.int8)), binary_input=True)
+    assert not any(map(takes_levels, (depthwise, large, signs)))
+
+
+def _program(model: nn.Module) -> Program:
+    from subbit.nn.pack import to_program
+
+    return to_program(model, (3, 12, 12))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"int8": True}, "needs calibrate"),
+        ({"calibrate": np.zeros((1, 3, 12, 12), np.float32)}, "needs calibrate"),
+        ({"int8": True, "calibrate": np.zeros((0, 3, 12, 12), np.float32)}, "no images"),
+        ({"int8": True, "calibrate": []}, "no images"),
+        ({"int8": True, "calibrate": 7}, "give an array"),
+        ({"int8": True, "calibrate": np.zeros((2, 3, 8, 8), np.float32)}, "of shape"),
+        ({"int8": True, "calibrate": np.zeros((2, 3, 12, 12), np.uint8)}, "normalised"),
+        ({"int8": True, "calibrate": np.full((2, 3, 12, 12), np.nan, np.float32)}, "NaN"),
+    ],
+)
+def test_impossible_calibrations_are_named(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(subbit.PackError, match=message):
+        subbit.pack(small_net(), tmp_path / "net.sbit", example=(3, 12, 12), **options)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dense_network_has_nothing_to_round(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3)).eval()
+    with pytest.raises(subbit.PackError, match="no layer"):
+        subbit.pack(model, tmp_path / "n.sbit", example=(3, 8, 8), int8=True, calibrate=torch.zeros(1, 3, 8, 8))
+
+
+def test_verify_shows_the_error_of_levels(tmp_path: Path) -> None:
+    from subbit.verify import compare
+
+    images = torch.randn(8, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    model = small_net()
+    packed = subbit.pack(model, tmp_path / "n.sbit", example=images, int8=True, calibrate=images)
+    result = compare(subbit.load(packed.path), model, images)
+    assert result.ok
+    for check, op in zip(result.checks, packed.program.ops, strict=True):
+        rounds = isinstance(op, r.Conv | r.Linear) and op.levels is not None
+        assert (check.levels is not None) == rounds
+        if check.levels is not None:
+            assert check.core.absolute == 0
+            assert 0 < check.levels.relative < 0.1
