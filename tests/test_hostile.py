@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzz.make_corpus import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -305,3 +306,9 @@ time.sleep(0.3)
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_fuzzer_starts_from_every_operation_there_is() -> None:
+    kept = {file.name: file.stat().st_size for file in (ROOT / "fuzz" / "corpus").iterdir()}
+    made = {name: len(data) for name, data in seeds().items()}  # their numbers depend on what was drawn before
+    assert kept == made, "run: python -m fuzz.make_corpus fuzz/corpus"
