@@ -69,6 +69,7 @@ sb_status sb_select_kernels(const char *isa, sb_kernels *kernels, sb_error *erro
         if (!kernels->function) kernels->function = sb_kernels_portable.function;
         if (!kernels->arithmetic) kernels->arithmetic = sb_kernels_portable.arithmetic;
         if (!kernels->affine) kernels->affine = sb_kernels_portable.affine;
+        if (!kernels->means) kernels->means = sb_kernels_portable.means;
         if (!kernels->pool) kernels->pool = sb_kernels_portable.pool;
         if (!kernels->round) kernels->round = sb_kernels_portable.round;
         if (!kernels->pool_levels) kernels->pool_levels = sb_kernels_portable.pool_levels;

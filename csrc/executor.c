@@ -115,8 +115,8 @@ static void run_op(const run *r, int32_t number) {
         case SB_OP_ACTIVATION: model->kernels.function(op->function, in, out, sb_elements(to)); break;
         case SB_OP_PRELU: sb_prelu(op, to, in, out); break;
         case SB_OP_POOL: run_pool(r, step, in, out); break;
-        case SB_OP_ADAPTIVE_POOL: sb_adaptive_pool(op, from, to, in, out); break;
-        case SB_OP_MEAN: sb_mean(op, from, in, out); break;
+        case SB_OP_ADAPTIVE_POOL: sb_adaptive_pool(&model->kernels, op, from, to, in, out); break;
+        case SB_OP_MEAN: sb_mean(&model->kernels, op, from, in, out); break;
         case SB_OP_ARITHMETIC: {
             const sb_shape *other = &model->plan.values[op->inputs[1]].shape;
             sb_broadcast(&model->kernels, (sb_arithmetic)op->arithmetic, from, in, other, input_at(r, op->inputs[1]),

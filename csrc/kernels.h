@@ -130,6 +130,7 @@ typedef struct sb_kernels {
     void (*arithmetic)(sb_arithmetic f, const float *a, size_t a_step, const float *b, size_t b_step, float *out,
                        size_t count);
     void (*affine)(float scale, float shift, const float *in, float *out, size_t count);
+    void (*means)(const float *in, size_t count, float *out, size_t rows); /* out[i]: of the i-th `count` numbers */
     void (*pool)(const sb_pool *pool, const float *in, float *out);
     void (*round)(sb_levels levels, const float *in, int8_t *out, size_t count); /* to the nearest levels */
     /* Maxima of levels; `lowest` where a window lies outside the input. */

@@ -32,7 +32,8 @@ typedef struct {
 
 typedef struct {
     float *sums; /* [input block][pixel][quad of the chunk][lane] */
-    float *maps; /* [input block][pixel][filter] */
+    float *maps; /* [input block][pixel][filter], and three more pixels that are read but not used */
+    float *flipped; /* [input block][filter][pixel] */
 } lanes_scratch;
 
 static int count_words(const sb_conv *conv) {
@@ -72,7 +73,7 @@ static double lanes_cost(const sb_conv *conv) {
     const double quads = (weight->depth + 3) / 4, registers = (weight->filters + LANES - 1) / LANES;
     const double look_up = (double)find_pairs(conv, NULL, NULL) * (quads * 1.25 + 4);
     const double build = in_pixels * quads * 8.0;
-    const double merge = (double)weight->out * out_pixels * 2.0;
+    const double merge = (double)weight->out * (out_pixels * 0.5 + 4);
     return weight->blocks * (registers * look_up + build + merge) / CYCLES_PER_NANOSECOND;
 }
 
@@ -122,10 +123,12 @@ static int chunk_words(const sb_conv *conv) {
 static size_t carve_lanes_scratch(const sb_conv *conv, uint8_t *memory, lanes_scratch *scratch) {
     const size_t blocks = (size_t)conv->weight.blocks, in_pixels = (size_t)conv->height * conv->width;
     const size_t maps = blocks * conv->out_height * conv->out_width;
+    const size_t fours = ((size_t)conv->out_height * conv->out_width + 3) / 4;
     const size_t filters = (size_t)(conv->weight.filters + LANES - 1) / LANES * LANES;
     size_t used = 0;
     scratch->sums = carve(memory, &used, blocks * in_pixels * chunk_words(conv) * WORD_QUADS * sizeof(vfloat));
-    scratch->maps = carve(memory, &used, maps * filters * sizeof(float));
+    scratch->maps = carve(memory, &used, (maps + 3) * filters * sizeof(float));
+    scratch->flipped = carve(memory, &used, blocks * filters * fours * 4 * sizeof(float));
     return used;
 }
 
@@ -212,27 +215,76 @@ static NEVER_INLINE void look_up_tap(const sb_conv *conv, const lanes_plan *plan
         look_up_lanes(words, quads, sums + (waiting & 2), maps + (waiting & 2), 1);
 }
 
-static NEVER_INLINE void merge_lanes(const sb_conv *conv, const lanes_plan *plan, const float *maps, float *out) {
+/* Four filters at four pixels: from one row per pixel to one per filter. */
+ALWAYS_INLINE void flip_four(const float *in, size_t pixel_step, float *out, size_t filter_step) {
+    const float4 a = load4(in), b = load4(in + pixel_step), c = load4(in + 2 * pixel_step), d = load4(in + 3 * pixel_step);
+    const float4 low = __builtin_shufflevector(a, b, 0, 4, 1, 5), high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const float4 low2 = __builtin_shufflevector(c, d, 0, 4, 1, 5), high2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    store4(out, __builtin_shufflevector(low, low2, 0, 1, 4, 5));
+    store4(out + filter_step, __builtin_shufflevector(low, low2, 2, 3, 6, 7));
+    store4(out + 2 * filter_step, __builtin_shufflevector(high, high2, 0, 1, 4, 5));
+    store4(out + 3 * filter_step, __builtin_shufflevector(high, high2, 2, 3, 6, 7));
+}
+
+/* `count` fours of pixels of every output channel, from four `first` on; their maps were flipped. */
+ALWAYS_INLINE void merge_fours(const sb_conv *conv, size_t filters, const float *flipped, int first, const int count,
+                               float *out) {
     const sb_weight *weight = &conv->weight;
-    const int pixels = conv->out_height * conv->out_width, k = weight->blocks;
-    const size_t filters = (size_t)plan->registers * LANES;
+    const size_t k = (size_t)weight->blocks, pixels = (size_t)conv->out_height * conv->out_width;
+    const size_t filter_floats = (pixels + 3) / 4 * 4;
     const limits range = limits_of(conv->then);
-    const float *added = conv->added;
-    for (int t = 0; t < weight->out; t++) {
-        const float scale = weight->scale ? weight->scale[t] : 1.0f, shift = weight->shift ? weight->shift[t] : 0.0f;
-        for (int pixel = 0; pixel < pixels; pixel++) {
-            float sum = 0;
-            for (int i = 0; i < k; i++) {
-                const int entry = t * k + i, filter = weight->index ? weight->index[entry] : t;
-                const float map = maps[((size_t)i * pixels + pixel) * filters + filter];
-                sum += (weight->ratio ? weight->ratio[entry] : 1.0f) * map;
-            }
-            sum = sum * scale + shift;
-            if (added)
-                sum += *added++;
-            *out++ = limit(sum, range);
+    for (size_t t = 0; t < (size_t)weight->out; t++) {
+        const float *ratio = weight->ratio ? weight->ratio + t * k : NULL;
+        float4 sum[4];
+        UNROLL
+        for (int p = 0; p < count; p++)
+            sum[p] = (float4){0};
+        for (size_t i = 0; i < k; i++) {
+            const size_t filter = weight->index ? weight->index[t * k + i] : t;
+            const float *map = flipped + (i * filters + filter) * filter_floats + (size_t)first * 4;
+            const float4 factor = splat4(ratio ? ratio[i] : 1.0f);
+            UNROLL
+            for (int p = 0; p < count; p++)
+                sum[p] += factor * load4(map + p * 4);
+        }
+        const float4 scale = splat4(weight->scale ? weight->scale[t] : 1.0f);
+        const float4 shift = splat4(weight->shift ? weight->shift[t] : 0.0f);
+        UNROLL
+        for (int p = 0; p < count; p++) {
+            const size_t pixel = (size_t)(first + p) * 4, at = t * pixels + pixel;
+            const int rest = (int)(pixels - pixel);
+            float4 v = sum[p] * scale + shift;
+            if (conv->added)
+                v += rest >= 4 ? load4(conv->added + at) : load_part4(conv->added + at, 0, rest);
+            v = at_most4(at_least4(v, splat4(range.low)), splat4(range.high));
+            if (rest >= 4)
+                store4(out + at, v);
+            else
+                store_part4(out + at, v, 0, rest);
         }
     }
+}
+
+/* Pixels of an output channel lie side by side, but those of a map far apart: maps are flipped first. */
+static NEVER_INLINE void merge_lanes(const sb_conv *conv, const lanes_plan *plan, const lanes_scratch *scratch,
+                                     float *out) {
+    const size_t pixels = (size_t)conv->out_height * conv->out_width, filters = (size_t)plan->registers * LANES;
+    const int fours = (int)(pixels + 3) / 4;
+    if (pixels == 1) {
+        merge_single_pixel(conv, scratch->maps, filters, out);
+        return;
+    }
+    float *to = scratch->flipped;
+    for (int block = 0; block < conv->weight.blocks; block++)
+        for (size_t filter = 0; filter < filters; filter += 4, to += (size_t)fours * 16)
+            for (int four = 0; four < fours; four++)
+                flip_four(scratch->maps + (block * pixels + four * 4) * filters + filter, filters, to + four * 4,
+                          (size_t)fours * 4);
+    int first = 0;
+    for (; first + 4 <= fours; first += 4)
+        merge_fours(conv, filters, scratch->flipped, first, 4, out);
+    for (; first < fours; first++)
+        merge_fours(conv, filters, scratch->flipped, first, 1, out);
 }
 
 /* The maps of all filters over all blocks. */
@@ -260,7 +312,7 @@ static void lanes_run(const sb_conv *conv, const float *in, float *out, void *me
     carve_lanes_scratch(conv, memory, &scratch);
     sum_lanes(conv, plan, in, &scratch);
     uint64_t since = BEGIN_STAGE(conv);
-    merge_lanes(conv, plan, scratch.maps, out);
+    merge_lanes(conv, plan, &scratch, out);
     END_STAGE(conv, merge, &since);
     apply_rest(conv, out);
 }

@@ -20,13 +20,6 @@ ALWAYS_INLINE vfloat load_stored(const uint8_t *values, const bool half, size_t 
     return half ? load_halves(values + 2 * i) : (vfloat) * (const unaligned_lanes *)(values + 4 * i);
 }
 
-static float add_lanes(vfloat v) {
-    float sum = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        sum += v[lane];
-    return sum;
-}
-
 /* `rows` dot products of neighbouring filters, each `depth` long. */
 ALWAYS_INLINE void dot_rows(const uint8_t *values, const bool half, size_t first, int depth, const float *in,
                             const int rows, float *out) {
@@ -74,7 +67,6 @@ static size_t linear_scratch_size(const sb_conv *conv) {
 static void linear_run(const sb_conv *conv, const float *in, float *out, void *memory) {
     const sb_weight *weight = &conv->weight;
     const size_t k = (size_t)weight->blocks;
-    const limits range = limits_of(conv->then);
     float *maps = memory; /* [input block][filter] */
     for (size_t i = 0; i < k; i++) {
         if (weight->half)
@@ -82,15 +74,7 @@ static void linear_run(const sb_conv *conv, const float *in, float *out, void *m
         else
             dot_filters(weight, false, in + i * weight->depth, maps + i * weight->filters);
     }
-    for (size_t t = 0; t < (size_t)weight->out; t++) {
-        float sum = 0;
-        for (size_t i = 0; i < k; i++) {
-            const size_t filter = weight->index ? weight->index[t * k + i] : t;
-            sum += (weight->ratio ? weight->ratio[t * k + i] : 1.0f) * maps[i * weight->filters + filter];
-        }
-        sum = sum * (weight->scale ? weight->scale[t] : 1.0f) + (weight->shift ? weight->shift[t] : 0.0f);
-        out[t] = limit(conv->added ? sum + conv->added[t] : sum, range);
-    }
+    merge_single_pixel(conv, maps, (size_t)weight->filters, out);
     apply_rest(conv, out);
 }
 

@@ -76,6 +76,14 @@ static void affine(float scale, float shift, const float *in, float *out, size_t
     for (size_t i = 0; i < count; i++) out[i] = scale * in[i] + shift;
 }
 
+static void means(const float *in, size_t count, float *out, size_t rows) {
+    for (size_t row = 0; row < rows; row++, in += count) {
+        double sum = 0;
+        for (size_t i = 0; i < count; i++) sum += in[i];
+        out[row] = (float)(sum / (double)count);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------ pooling */
 
 static float window_max(const sb_pool *pool, const float *plane, int64_t top, int64_t left) {
@@ -128,4 +136,5 @@ static const sb_conv_kernel *const CONVS[] = {&sb_portable_conv, &sb_portable_xn
 
 const sb_kernels sb_kernels_portable = {
     .name = "portable", .convs = CONVS, .function = function, .arithmetic = arithmetic, .affine = affine,
+    .means = means,
     .pool = pool_planes, .round = sb_round_to_levels, .pool_levels = sb_pool_levels};

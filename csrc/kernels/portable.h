@@ -31,8 +31,9 @@ void sb_affine_op(const sb_kernels *kernels, const sb_op *op, const sb_shape *sh
 void sb_prelu(const sb_op *op, const sb_shape *shape, const float *in, float *out);
 void sb_layer_norm(const sb_op *op, const sb_shape *shape, const float *in, float *out);
 void sb_softmax(int32_t dim, const sb_shape *shape, const float *in, float *out);
-void sb_adaptive_pool(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out);
-void sb_mean(const sb_op *op, const sb_shape *from, const float *in, float *out);
+void sb_adaptive_pool(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, const sb_shape *to,
+                      const float *in, float *out);
+void sb_mean(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, const float *in, float *out);
 void sb_broadcast(const sb_kernels *kernels, sb_arithmetic f, const sb_shape *a_shape, const float *a,
                   const sb_shape *b_shape, const float *b, const sb_shape *shape, float *out);
 void sb_slice(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out);

@@ -117,7 +117,7 @@ void sb_permute(const sb_op *op, const sb_shape *from, const sb_shape *to, const
     gather(in, steps, to, out);
 }
 
-void sb_mean(const sb_op *op, const sb_shape *from, const float *in, float *out) {
+void sb_mean(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, const float *in, float *out) {
     walk kept = {0}, gone = {0};
     int64_t steps[SB_MAX_RANK] = {0};
     row_major_steps(from, steps);
@@ -127,6 +127,14 @@ void sb_mean(const sb_op *op, const sb_shape *from, const float *in, float *out)
         walk *w = reduced ? &gone : &kept;
         w->dims[w->rank] = from->dims[d];
         w->steps[0][w->rank++] = steps[d];
+    }
+    /* the last dimensions alone, as in a global mean: numbers side by side */
+    size_t rows = 1;
+    for (int32_t d = 0; d < kept.rank; d++) rows *= (size_t)kept.dims[d];
+    const size_t count = sb_elements(from) / rows;
+    if (kept.rank == 0 || kept.steps[0][kept.rank - 1] == (int64_t)count) {
+        kernels->means(in, count, out, rows);
+        return;
     }
     do {
         double sum = 0;
@@ -189,8 +197,13 @@ static float adaptive_window(bool average, const float *plane, int64_t width, in
 }
 
 /* Window o of n over a size covers floor(o * size / n) ... ceil((o + 1) * size / n) - 1. */
-void sb_adaptive_pool(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
+void sb_adaptive_pool(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, const sb_shape *to,
+                      const float *in, float *out) {
     const int64_t height = sb_height(from), width = sb_width(from), rows = sb_height(to), columns = sb_width(to);
+    if (op->pool.average && rows * columns == 1) {
+        kernels->means(in, (size_t)(height * width), out, (size_t)sb_planes(from));
+        return;
+    }
     for (int32_t c = 0; c < sb_planes(from); c++, in += height * width)
         for (int64_t y = 0; y < rows; y++)
             for (int64_t x = 0; x < columns; x++)

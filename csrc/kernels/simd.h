@@ -139,6 +139,23 @@ ALWAYS_INLINE void store_part4(float *p, float4 v, int begin, int end) {
 #define vload_part PASTE(load_part, LANES)
 #define vstore_part PASTE(store_part, LANES)
 
+/* The sum of all lanes: halves are added until one is left. */
+ALWAYS_INLINE float add_lanes(vfloat v) {
+#if LANES == 16
+    const float8 eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                         __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif LANES == 8
+    const float8 eight = v;
+#endif
+#if LANES >= 8
+    float4 sum = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+#else
+    float4 sum = v;
+#endif
+    sum += __builtin_shufflevector(sum, sum, 2, 3, 0, 1);
+    return sum[0] + sum[1];
+}
+
 /* Even and odd elements of the 2·LANES floats (a, b): the two column phases of a stride of 2. */
 #if LANES == 16
 ALWAYS_INLINE vfloat even_lanes(vfloat a, vfloat b) {

@@ -21,8 +21,6 @@ static limits limits_of(sb_function f) {
     }
 }
 
-static inline float limit(float x, limits range) { return x < range.low ? range.low : x > range.high ? range.high : x; }
-
 ALWAYS_INLINE vfloat vlimit(vfloat x, limits range) {
     return vat_most(vat_least(x, vsplat(range.low)), vsplat(range.high));
 }
@@ -120,4 +118,18 @@ static void simd_affine(float scale, float shift, const float *in, float *out, s
         vstore(out + i, vsplat(scale) * vload(in + i) + vsplat(shift));
     for (; i < count; i++)
         out[i] = scale * in[i] + shift;
+}
+
+/* out[i] = mean of the i-th `count` numbers */
+static void simd_means(const float *in, size_t count, float *out, size_t rows) {
+    const vfloat factor = vsplat(1.0f / (float)count);
+    for (size_t row = 0; row < rows; row++, in += count) {
+        vfloat sum = {0};
+        size_t i = 0;
+        for (; i + LANES <= count; i += LANES)
+            sum += vload(in + i);
+        if (i < count)
+            sum += vload_part(in + i, 0, (int)(count - i));
+        out[row] = add_lanes(sum * factor);
+    }
 }

@@ -37,6 +37,7 @@ const sb_kernels PASTE(sb_kernels_, ROW) = {
     .function = simd_function,
     .arithmetic = simd_arithmetic,
     .affine = simd_affine,
+    .means = simd_means,
     .pool = simd_pool,
     .round = simd_round,
     .pool_levels = simd_pool_levels,
