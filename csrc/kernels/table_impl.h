@@ -151,6 +151,10 @@ static NEVER_INLINE void build_quad(const table_scratch *scratch, const float *i
 ALWAYS_INLINE void stage_pixels(float *target, const float *source, int count, const int width, int stride) {
     if (stride == 1 && count == width)
         memcpy(target, source, (size_t)width * sizeof(float));
+    else if (stride == 2 && count == width) /* never reads behind the last pixel */
+        UNROLL
+        for (int lane = 0; lane < width; lane += 4)
+            store4(target + lane, __builtin_shufflevector(load4(source + 2 * lane), load4(source + 2 * lane + 3), 0, 2, 5, 7));
     else
         for (int lane = 0; lane < count; lane++)
             target[lane] = source[(ptrdiff_t)lane * stride];

@@ -7,6 +7,7 @@
 
 enum {
     CACHE_BYTES = 32 * 1024, /* what the table of a chunk may take of the first-level cache */
+    CACHE_LIMIT = 40 * 1024, /* what it may take at most, where even two quads of it are large */
 };
 
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -117,13 +118,19 @@ static void choose_chunks(const sb_conv *conv, table_plan *table) {
     table->chunks = ceil_div(table->quads, table->chunk_quads);
 }
 
+static int table_bytes(const sb_conv *conv, const table_plan *table) {
+    return table->chunk_quads * table->table_vectors * TABLE_ENTRIES * table->lanes * lane_bytes(conv);
+}
+
 /* Cycles, roughly, of a core with two loads and one store a cycle. */
 static double estimate(const sb_conv *conv, const table_plan *table) {
     const int registers = table->rows * table->vectors, shifts = table->left + table->right;
     const int per_group = conv->weight.out / conv->groups;
+    const bool fits = table_bytes(conv, table) <= CACHE_LIMIT; /* sums in the second level are far away */
     const double load_bound = registers * 0.5, decode_bound = (registers + 4.5) / 6;
-    const double look_up = load_bound > decode_bound ? load_bound : decode_bound;
-    const double build = table->quads * (table->table_vectors * (TABLE_ENTRIES + 6.0) + 4.0 * table->segments);
+    const double look_up = (load_bound > decode_bound ? load_bound : decode_bound) * (fits ? 1.3 : 1.8);
+    const double store = table->table_vectors * (TABLE_ENTRIES * (fits ? 1.3 : 3.9) + 6.0);
+    const double build = table->quads * (store + 4.0 * table->segments);
     const double filter = table->quads * table->taps * look_up + table->chunks * (registers * (1.5 + shifts) + 12);
     double merge = per_group * (registers * (conv->weight.blocks + 2.0) * table->segments / 2 + 10);
     if (has_levels(conv)) { /* in floats, half as many a register; regions that lie side by side are merged together */
