@@ -119,6 +119,14 @@ ALWAYS_INLINE void copy_row(float *to, const float *from, int count) {
         vstore_part(to + x, vload_part(from + x, 0, count - x), 0, count - x);
 }
 
+ALWAYS_INLINE void copy_strided(float *to, const float *from, int count, int stride) {
+    int x = 0;
+    for (; stride == 2 && x + LANES <= count; x += LANES) /* 2·LANES − 1 floats are certain to exist */
+        vstore(to + x, even_lanes(vload(from + 2 * x), vload_part(from + 2 * x + LANES, 0, LANES - 1)));
+    for (; x < count; x++)
+        to[x] = from[(ptrdiff_t)x * stride];
+}
+
 /* One row of a plane: input pixels first, first + stride, …, zeros where there are none. */
 static void stage_row(const sb_conv *conv, const float *channel, int y, int first, int pitch, float *row) {
     if (y < 0 || y >= conv->height) {
@@ -136,8 +144,7 @@ static void stage_row(const sb_conv *conv, const float *channel, int y, int firs
     if (stride == 1)
         copy_row(row + begin, from + first + begin, end - begin);
     else
-        for (int x = begin; x < end; x++)
-            row[x] = from[first + x * stride];
+        copy_strided(row + begin, from + first + begin * stride, end - begin, stride);
     for (int x = end; x < pitch; x++)
         row[x] = 0;
 }
@@ -210,8 +217,10 @@ ALWAYS_INLINE void flat_tile(const flat_plan *plan, const float *staged, const i
             const ptrdiff_t offset = (ptrdiff_t)(c * channel_floats) + tap_offset[tap];
             vfloat x[8];
             UNROLL
-            for (int r = 0; r < registers; r++)
+            for (int r = 0; r < registers; r++) {
                 x[r] = vload(pixel[r] + offset);
+                KEEP(x[r]);
+            }
             UNROLL
             for (int f = 0; f < filters; f++) {
                 const vfloat weight = vsplat(weights[f]);

@@ -66,6 +66,16 @@ static size_t fma_scratch_size(const sb_conv *conv) {
     return carve_fma_scratch(conv, &plan, NULL, &scratch);
 }
 
+/* A batch of filters at one tile of pixels, on its own: all registers of the machine are needed. */
+static NEVER_INLINE void sum_tile(const flat_plan *plan, const float *staged, const int32_t *tap_offset, int taps,
+                                  int channels, const flat_vector *vectors, const float *weights, vfloat *to) {
+    vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
+    flat_tile(plan, staged, tap_offset, taps, channels, vectors, weights, FLAT_FILTERS, FLAT_REGISTERS, sum);
+    UNROLL
+    for (int i = 0; i < FLAT_FILTERS * FLAT_REGISTERS; i++)
+        to[i] = sum[i];
+}
+
 /* All maps of one tile of pixels: every input block with every filter. */
 static NEVER_INLINE void multiply_tile(const sb_conv *conv, const flat_plan *plan, const fma_scratch *scratch,
                                        const float *staged, const flat_vector *vectors, const float *weights) {
@@ -74,14 +84,9 @@ static NEVER_INLINE void multiply_tile(const sb_conv *conv, const flat_plan *pla
     const int batches = filter_batches(conv);
     vfloat *map = scratch->maps;
     for (int block = 0; block < conv->weight.blocks; block++)
-        for (int batch = 0; batch < batches; batch++, map += FLAT_FILTERS * FLAT_REGISTERS) {
-            vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
-            flat_tile(plan, staged + block * block_floats, scratch->flat.tap_offset, taps, depth, vectors,
-                      weights + batch * batch_floats(conv), FLAT_FILTERS, FLAT_REGISTERS, sum);
-            UNROLL
-            for (int i = 0; i < FLAT_FILTERS * FLAT_REGISTERS; i++)
-                map[i] = sum[i];
-        }
+        for (int batch = 0; batch < batches; batch++, map += FLAT_FILTERS * FLAT_REGISTERS)
+            sum_tile(plan, staged + block * block_floats, scratch->flat.tap_offset, taps, depth, vectors,
+                     weights + batch * batch_floats(conv), map);
 }
 
 static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scratch, const vfloat *maps_of_tile,
@@ -114,8 +119,8 @@ static NEVER_INLINE void multiply_batch(const sb_conv *conv, const flat_plan *pl
         const flat_vector *vectors = scratch->vectors + first;
         const int left = scratch->vectors_count - first, count = left < FLAT_REGISTERS ? left : FLAT_REGISTERS;
         vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
-        flat_tile(plan, staged, scratch->tap_offset, taps, conv->weight.depth, vectors,
-                  weights + batch * batch_floats(conv), FLAT_FILTERS, FLAT_REGISTERS, sum);
+        sum_tile(plan, staged, scratch->tap_offset, taps, conv->weight.depth, vectors,
+                 weights + batch * batch_floats(conv), sum);
         for (int f = 0; f < FLAT_FILTERS && first_filter + f < per_group; f++)
             write_vectors(conv, scratch, (size_t)group * per_group + first_filter + f, range, vectors, count,
                           sum + f * FLAT_REGISTERS, out);
