@@ -138,11 +138,8 @@ void sb_mean(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, c
     }
     do {
         double sum = 0;
-        int64_t count = 0;
-        do {
-            sum += in[kept.offset[0] + gone.offset[0]];
-            count++;
-        } while (walk_on(&gone));
+        do sum += in[kept.offset[0] + gone.offset[0]];
+        while (walk_on(&gone));
         *out++ = (float)(sum / (double)count);
     } while (walk_on(&kept));
 }
