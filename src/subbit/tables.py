@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -37,14 +37,21 @@ def as_html(report: Report) -> str:
     return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
 
 
-def natural_width(report: Report) -> int:
+def whole_console(content: RenderableType) -> Console:
+    """A console for standard output in which no cell of `content` is cut short, however narrow the terminal."""
+    console = Console(highlight=False)
+    console.width = max(console.width, _natural_width(content))
+    return console
+
+
+def _natural_width(content: RenderableType) -> int:
     """Characters that the widest line takes."""
     console = Console(width=10_000)
-    return Measurement.get(console, console.options, render(report)).maximum
+    return Measurement.get(console, console.options, content).maximum
 
 
 def _console(report: Report) -> Console:
-    return Console(record=True, file=io.StringIO(), width=natural_width(report), color_system="truecolor")
+    return Console(record=True, file=io.StringIO(), width=_natural_width(render(report)), color_system="truecolor")
 
 
 def _table(report: Report) -> Table:

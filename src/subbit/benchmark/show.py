@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from subbit.benchmark.layers import LayerTime
 from subbit.benchmark.session import Entrant, Result, Setting
+from subbit.tables import whole_console
 
 
 def print_result(result: Result) -> None:
     """To standard output, as wide as the tables are."""
-    console = Console(highlight=False)
     group = render(result)
-    width = Measurement.get(Console(width=10_000), Console(width=10_000).options, group).maximum
-    Console(highlight=False, width=max(width, console.width)).print(group)
+    whole_console(group).print(group)
 
 
 def render(result: Result) -> Group:

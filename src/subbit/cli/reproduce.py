@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from subbit.errors import ConfigError
+from subbit.tables import whole_console
 
 if TYPE_CHECKING:
     from subbit.experiments.table import Table
@@ -45,7 +46,7 @@ def command(
 
     console = Console()
     if list_specs:
-        _print_specs(console)
+        _print_specs()
         return
     if name is None:
         raise ConfigError("which table? give the name of a spec, such as mnist; --list shows all")
@@ -74,12 +75,12 @@ def print_table(console: Console, table: Table) -> None:
         shown.add_column(header, justify="right" if number else "left", no_wrap=number == 0)
     for row in rows:
         shown.add_row(*row)
-    console.print(shown)
+    whole_console(shown).print(shown)
     for note in notes(table):
         console.print(note, style="dim", highlight=False, soft_wrap=True)
 
 
-def _print_specs(console: Console) -> None:
+def _print_specs() -> None:
     from subbit.experiments.spec import all_specs, find_spec, load_spec
     from subbit.experiments.table import build_table
 
@@ -95,7 +96,7 @@ def _print_specs(console: Console) -> None:
             table.published.place,
             f"{len(table.measured)} of {len(table.rows)}",
         )
-    console.print(shown)
+    whole_console(shown).print(shown)
 
 
 def _split(values: Sequence[str]) -> list[str]:

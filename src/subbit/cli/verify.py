@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from subbit.errors import ConfigError
+from subbit.tables import whole_console
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,7 +65,6 @@ def _test_images(run: Any, count: int, data_dir: Path | None) -> Tensor:
 
 
 def _print(result: Verification, file: str, inputs: int) -> None:
-    console = Console(soft_wrap=True, highlight=False)
     table = Table(title=f"{file}, {inputs} inputs", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("value", "operation", "layer", "kernel"):
         table.add_column(heading)
@@ -79,6 +78,7 @@ def _print(result: Verification, file: str, inputs: int) -> None:
         numbers = [cell for column in columns for cell in _cells(getattr(check, column))]
         remark = f"[red]{', '.join(check.departs)}[/]" if check.departs else ""
         table.add_row(str(check.value), check.kind, check.name, check.kernel, *numbers, remark)
+    console = whole_console(table)
     console.print(table)
     agreement = "" if result.agreement is None else f", same class for {result.agreement:.0%}"
     console.print(f"output: {result.output.absolute:.1e} absolute, {result.output.relative:.1e} relative{agreement}")

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from subbit import zoo
+from subbit.tables import whole_console
 
 
 def command(
@@ -49,8 +49,7 @@ def _print_list(cards: list[zoo.Card]) -> None:
     for card in cards:
         numbers = (f"{card.accuracy:.2f} %", f"{card.bytes:,}", f"{card.ratio:.1f}×", f"{card.bits_per_weight:.3f}")
         table.add_row(card.name, card.data, *numbers)
-    wide = Console(width=1000)
-    console = Console(width=wide.measure(table).maximum, highlight=False)  # a name cut short could not be typed
+    console = whole_console(table)  # a name cut short could not be typed
     console.print(table)
     if cards:
         console.print(f"subbit run {cards[0].name} photo.png    subbit zoo {cards[0].name}", style="dim")
