@@ -10,19 +10,31 @@
 
 /* What is added to a piece that goes to several places. */
 ALWAYS_INLINE FLOATS PASTE(gather_piece, WIDTH)(const level_merge_job *job, const level_piece *piece, const float *plane) {
+#if WIDTH == 16
+    if (in_halves(piece))
+        return __builtin_shufflevector(load8(plane + piece->offset[0]), load8(plane + piece->offset[1]), 0, 1, 2, 3, 4, 5,
+                                       6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#endif
     float lanes[WIDTH] = {0};
     for (int part = 0; part < piece->parts; part++)
-        for (int lane = piece->begin[part]; lane < piece->end[part]; lane++)
-            lanes[part * job->part_width + lane] = plane[piece->offset[part] + lane];
+        copy_part(lanes + part * job->part_width, plane + piece->offset[part], piece->begin[part], piece->end[part],
+                  WIDTH);
     return LOAD(lanes);
 }
 
 ALWAYS_INLINE void PASTE(scatter_piece, WIDTH)(const level_merge_job *job, const level_piece *piece, FLOATS v, float *plane) {
+#if WIDTH == 16
+    if (in_halves(piece)) {
+        store8(plane + piece->offset[0], __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7));
+        store8(plane + piece->offset[1], __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+        return;
+    }
+#endif
     float lanes[WIDTH];
     STORE(lanes, v);
     for (int part = 0; part < piece->parts; part++)
-        for (int lane = piece->begin[part]; lane < piece->end[part]; lane++)
-            plane[piece->offset[part] + lane] = lanes[part * job->part_width + lane];
+        copy_part(plane + piece->offset[part], lanes + part * job->part_width, piece->begin[part], piece->end[part],
+                  WIDTH);
 }
 
 ALWAYS_INLINE void PASTE(scatter_levels, WIDTH)(const level_merge_job *job, const level_piece *piece, FLOATS v,
@@ -33,7 +45,7 @@ ALWAYS_INLINE void PASTE(scatter_levels, WIDTH)(const level_merge_job *job, cons
     for (int part = 0; part < piece->parts; part++, from += job->part_width) {
         int8_t *target = plane + piece->offset[part];
         const int begin = piece->begin[part], end = piece->end[part];
-        if (end - begin == 8)
+        if (WIDTH >= 8 && end - begin == 8)
             memcpy(target + begin, from + begin, 8);
         else if (end - begin == 4)
             memcpy(target + begin, from + begin, 4);

@@ -102,14 +102,33 @@ static NEVER_INLINE void build_level_quad(const level_scratch *scratch, const in
     }
 }
 
-/* A quad of which several segments of `width` lanes share a register: staged as bytes first, [channel][vector][lane]. */
+/* Every second one of 2 · `width` levels: of the pairs that start at an even place, the first or the second. */
+ALWAYS_INLINE void stage_pairs(int8_t *target, const int8_t *pairs, const bool second, const int width) {
+    typedef int16_t pairs4 __attribute__((vector_size(8), may_alias, aligned(1)));
+    typedef int8_t firsts4 __attribute__((vector_size(4), may_alias, aligned(1)));
+    typedef int16_t pairs8 __attribute__((vector_size(16), may_alias, aligned(1)));
+    typedef int8_t firsts8 __attribute__((vector_size(8), may_alias, aligned(1)));
+    if (width == 4)
+        *(firsts4 *)target = __builtin_convertvector(*(const pairs4 *)pairs >> (second ? 8 : 0), firsts4);
+    else
+        for (int lane = 0; lane < width; lane += 8)
+            *(firsts8 *)(target + lane) = __builtin_convertvector(*(const pairs8 *)(pairs + 2 * lane) >> (second ? 8 : 0), firsts8);
+}
+
+/* A quad of which several segments of `width` lanes share a register: staged as bytes first, [channel][vector][lane].
+ * Rows of an even width (`paired`) have their pairs at even places throughout, and both of each pair are there. */
 ALWAYS_INLINE void stage_level_quad(const table_plan *table, const level_scratch *scratch, const int8_t *in,
-                                    size_t plane, int channels, const int width, int stride, int8_t *stage) {
+                                    size_t plane, int channels, const int width, int stride, bool paired,
+                                    int8_t *stage) {
     for (int c = 0; c < channels; c++, in += plane, stage += table->table_vectors * SHORTS)
         for (int i = 0; i < scratch->copies_count; i++) {
             const pixel_copy *copy = &scratch->copies[i];
             if (stride == 1 && copy->count == width)
                 memcpy(stage + copy->target, in + copy->source, (size_t)width);
+            else if (stride == 2 && paired && copy->count == width && copy->source % 2)
+                stage_pairs(stage + copy->target, in + copy->source - 1, true, width);
+            else if (stride == 2 && paired && copy->count == width)
+                stage_pairs(stage + copy->target, in + copy->source, false, width);
             else
                 for (int lane = 0; lane < copy->count; lane++)
                     stage[copy->target + lane] = in[copy->source + (ptrdiff_t)lane * stride];
@@ -118,17 +137,19 @@ ALWAYS_INLINE void stage_level_quad(const table_plan *table, const level_scratch
         memset(stage, 0, (size_t)(TABLE_QUAD - channels) * table->table_vectors * SHORTS);
 }
 
-static NEVER_INLINE void stage_levels(const table_plan *table, const level_scratch *scratch, const int8_t *in,
-                                      size_t plane, int channels, int stride, int8_t *stage) {
+static NEVER_INLINE void stage_levels(const sb_conv *conv, const table_plan *table, const level_scratch *scratch,
+                                      const int8_t *in, int channels, int8_t *stage) {
+    const size_t plane = (size_t)conv->height * conv->width;
+    const bool paired = conv->width % 2 == 0;
     if (table->slot == 4)
-        stage_level_quad(table, scratch, in, plane, channels, 4, stride, stage);
+        stage_level_quad(table, scratch, in, plane, channels, 4, conv->stride_w, paired, stage);
 #if LANES >= 8
     else if (table->slot == 8)
-        stage_level_quad(table, scratch, in, plane, channels, 8, stride, stage);
+        stage_level_quad(table, scratch, in, plane, channels, 8, conv->stride_w, paired, stage);
 #endif
 #if LANES >= 16
     else
-        stage_level_quad(table, scratch, in, plane, channels, 16, stride, stage);
+        stage_level_quad(table, scratch, in, plane, channels, 16, conv->stride_w, paired, stage);
 #endif
 }
 
@@ -151,7 +172,7 @@ static void build_level_chunk(const sb_conv *conv, const table_plan *table, cons
         if (quad < quads && table->segments == 1)
             build_level_quad(scratch, quad_in, plane, channels, conv->stride_w, scratch->table + quad * quad_shorts);
         else if (quad < quads)
-            stage_levels(table, scratch, quad_in, plane, channels, conv->stride_w, scratch->stage[quad % 2]);
+            stage_levels(conv, table, scratch, quad_in, channels, scratch->stage[quad % 2]);
         if (quad > 0 && table->segments > 1)
             combine_staged_levels(scratch->stage[(quad - 1) % 2], table->table_vectors,
                                   scratch->table + (quad - 1) * quad_shorts);
@@ -318,6 +339,24 @@ typedef struct {
     bool straight;              /* every piece goes to one run of the output, all of its lanes */
     float *out;                 /* NULL: levels alone */
 } level_merge_job;
+
+#if LANES >= 16
+/* Two parts of eight lanes, all of which are output. */
+ALWAYS_INLINE bool in_halves(const level_piece *piece) {
+    return piece->parts == 2 && piece->end[0] - piece->begin[0] == 8 && piece->end[1] - piece->begin[1] == 8;
+}
+#endif
+
+/* Lanes begin..end-1 of a part of at most `width`; most often these are four or eight. */
+ALWAYS_INLINE void copy_part(float *to, const float *from, int begin, int end, const int width) {
+    if (width >= 8 && end - begin == 8)
+        memcpy(to + begin, from + begin, 8 * sizeof(float));
+    else if (end - begin == 4)
+        memcpy(to + begin, from + begin, 4 * sizeof(float));
+    else
+        for (int lane = begin; lane < end; lane++)
+            to[lane] = from[lane];
+}
 
 /* Adds the pieces of `regions` regions whose segments lie side by side, from segment `number` of the unit on. */
 static void find_level_pieces(const sb_conv *conv, const table_plan *table, int unit_of_group, int number, int regions,

@@ -67,6 +67,8 @@ typedef struct table_plan {
     int unit_regions, unit_blocks, units;
     int taps, steps_count, planes_count, table_vectors;
     int quads, chunk_quads, chunks;
+    int most_quads;                    /* of a chunk, whatever the filters and the cache */
+    bool whole_chunks;                 /* chunks of TABLE_MAX_QUADS are possible nevertheless: these filters allow it */
     int max_list;                      /* longest list of filters */
     double cost;                       /* estimated cycles */
 

@@ -97,6 +97,32 @@ static bool has_levels(const sb_conv *conv) { return conv->levels.step > 0; }
 
 static int lane_bytes(const sb_conv *conv) { return has_levels(conv) ? (int)sizeof(int16_t) : (int)sizeof(float); }
 
+static int bits_set(uint8_t byte) {
+    static const uint8_t counts[16] = {0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4};
+    return counts[byte & 15] + counts[byte >> 4];
+}
+
+/* Do the sums of chunks of TABLE_MAX_QUADS fit, given how many signs of each kind the filters have there? Levels from 0 to 127 add up
+ * to at most 127 times the +1s, and to at least -127 times the -1s. */
+static bool whole_chunks_fit(const sb_conv *conv) {
+    const sb_weight *weight = &conv->weight;
+    const int taps = weight->kernel_h * weight->kernel_w, bytes = weight->depth / 8, step = TABLE_MAX_QUADS * TABLE_QUAD / 8;
+    const int most = INT16_MAX / sb_highest_level(conv->levels);
+    if (conv->levels.is_signed || weight->depth % 8 || (bytes > step && bytes % step))
+        return false;
+    for (int filter = 0; filter < weight->filters; filter++)
+        for (int first = 0; first < bytes; first += step) {
+            const int width = smaller(step, bytes - first);
+            int ones = 0;
+            for (int tap = 0; tap < taps; tap++)
+                for (int i = 0; i < width; i++)
+                    ones += bits_set(weight->bits[((size_t)filter * taps + tap) * bytes + first + i]);
+            if (ones > most || width * 8 * taps - ones > most)
+                return false;
+        }
+    return true;
+}
+
 /* Quads whose sums over all taps are sure to fit; 0 where those of a single one may not. */
 static int most_quads(const sb_conv *conv) {
     if (!has_levels(conv))
@@ -109,8 +135,10 @@ static int most_quads(const sb_conv *conv) {
 /* Chunks of equal size, as large as the cache allows. An odd number of quads would waste a nibble. */
 static void choose_chunks(const sb_conv *conv, table_plan *table) {
     const int quad_bytes = table->table_vectors * TABLE_ENTRIES * table->lanes * lane_bytes(conv);
-    const int most = smaller(most_quads(conv), larger(2, CACHE_BYTES / quad_bytes / 2 * 2));
+    const int cached = larger(2, CACHE_BYTES / quad_bytes / 2 * 2);
     table->quads = ceil_div(conv->weight.depth, TABLE_QUAD);
+    const bool whole = table->whole_chunks && cached >= TABLE_MAX_QUADS;
+    const int most = whole ? TABLE_MAX_QUADS : smaller(table->most_quads, cached);
     table->chunks = ceil_div(table->quads, most);
     table->chunk_quads = ceil_div(table->quads, table->chunks);
     if (table->chunk_quads > 1)
@@ -170,11 +198,14 @@ static bool try_layout(const sb_conv *conv, table_plan *table, int slot, int row
 bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table) {
     const sb_weight *weight = &conv->weight;
     if ((weight->kind != SB_BINARY && weight->kind != SB_STACKED_BITS) || weight->binary_input ||
-        weight->filters >= UINT16_MAX || most_quads(conv) == 0)
+        weight->filters >= UINT16_MAX)
         return false;
     int best_slot = 0, best_rows = 0;
     double best = 0;
-    *table = (table_plan){.lanes = lanes, .taps = weight->kernel_h * weight->kernel_w};
+    *table = (table_plan){.lanes = lanes, .taps = weight->kernel_h * weight->kernel_w, .most_quads = most_quads(conv)};
+    if (table->most_quads == 0)
+        return false;
+    table->whole_chunks = has_levels(conv) && whole_chunks_fit(conv);
     for (int slot = 4; slot <= TABLE_MAX_VECTORS * lanes; slot *= 2)
         for (int rows = 1; rows * larger(1, slot / lanes) <= TABLE_MAX_VECTORS; rows++)
             if (try_layout(conv, table, slot, rows) && (!best_slot || table->cost < best)) {

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from subbit import records as r
 from subbit.format import encode
+
+Layer = TypeVar("Layer", bound=r.Conv | r.Linear)
 
 
 class Networks:
@@ -62,7 +66,26 @@ class Networks:
             groups=groups, binary_input=bool(self.pick(0, 0, 1)),
             shift=self.rng.standard_normal(out).astype(np.float32),
         )  # fmt: skip
-        return r.Program((groups * channels, height, width), (op, r.Activation(inputs=(1,), function="relu6")))
+        op = self.rounded(op)
+        ops: tuple[r.Op, ...] = (op, r.Activation(inputs=(1,), function="relu6"))
+        return r.Program((groups * channels, height, width), (*ops, *self.behind(op)))
+
+    def rounded(self, op: Layer) -> Layer:
+        """The layer, or, where its filters allow that, perhaps the same on levels."""
+        signs = isinstance(op.weight, r.Binary) or (isinstance(op.weight, r.Stacked) and op.weight.binary)
+        if not signs or op.binary_input or self.pick(0, 1):
+            return op
+        return replace(op, levels=r.Levels(0.05, bool(self.pick(0, 1))))
+
+    def behind(self, op: r.Conv) -> tuple[r.Op, ...]:
+        """Behind a layer on levels perhaps another one, so that bytes are all that lies between; and a sum with it."""
+        if op.levels is None or self.pick(0, 1):
+            return ()
+        channels = op.weight.shape[0]
+        pool = r.Pool(inputs=(2,), kind="max", kernel=(1, 1), stride=self.pair(1, 2))
+        first = r.Conv(inputs=(3,), weight=r.Binary(self.signs(channels, channels, 1, 1)), levels=op.levels)
+        last = r.Conv(inputs=(4,), weight=r.Binary(self.signs(channels, channels, 1, 1)), levels=op.levels)
+        return pool, first, last, r.Arithmetic(inputs=(5, 3), function="add")
 
     def huge_files(self, count: int) -> Iterator[bytes]:
         """Geometries up to the limits of the format, most of them too large to run: only their plans are made."""
@@ -85,13 +108,13 @@ class Networks:
             inputs=(0,), weight=weight, stride=stride, padding=(padding[0],) * 2 + (padding[1],) * 2,
             dilation=(reach[0], reach[1]), groups=groups, binary_input=bool(self.pick(0, 1)),
         )  # fmt: skip
-        return r.Program((groups * channels, height, width), (op,))
+        return r.Program((groups * channels, height, width), (self.rounded(op),))
 
     def linear(self) -> r.Program:
         features, rows = self.pick(1, 3, 4, 15, 16, 17, 64, 65, 130), self.pick(1, 1, 2, 5, 16, 17)
         weight = self.weight(self.pick(1, 2, 5, 16, 17, 40), features)
         op = r.Linear(inputs=(0,), weight=weight, binary_input=bool(self.pick(0, 0, 1)))
-        return r.Program((rows, features) if rows > 1 else (features,), (op,))
+        return r.Program((rows, features) if rows > 1 else (features,), (self.rounded(op),))
 
     def pooling(self) -> r.Program:
         kernel = self.pair(1, 2, 2, 3, 5)
