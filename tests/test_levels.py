@@ -128,6 +128,14 @@ def test_any_convolution(row: str, data: st.DataObject) -> None:
     check_exactly(with_levels(case, kind, LEVELS["signed" if data.draw(st.booleans()) else "unsigned"]), row)
 
 
+@pytest.mark.parametrize("row", EVERY_ROW)
+def test_golden_file_gives_what_it_always_gave(row: str) -> None:
+    golden = Path(__file__).parent / "golden"
+    recorded, data = np.load(golden / "v1_1.npz"), (golden / "v1_1.sbit").read_bytes()
+    np.testing.assert_array_equal(subbit.load(data, isa=row)(recorded["x"]), recorded["y"])
+    assert encode(decode(data)) == data
+
+
 # ------------------------------------------------------------------------------------------------ rounding
 
 HARD = [0.0, -0.0, 0.5, 1.5, 2.5, 126.5, 127.0, 127.49, 1e30, np.inf, np.nan, -0.5, -1.5, -63.5, -64.0, -64.5, -np.inf]

@@ -174,6 +174,21 @@ def test_pack_then_verify_a_run(run_folder: Path, tmp_path: Path) -> None:
     assert {check["kind"] for check in report["checks"]} >= {"Conv", "Pool", "Linear"}
 
 
+def test_pack_then_verify_integers(run_folder: Path, tmp_path: Path) -> None:
+    """Ranges come from training images of the run's own data set; the table has the error of every rounded layer."""
+    file = tmp_path / "lenet.sbit"
+    code, text = invoke("pack", str(run_folder), "-o", str(file), "--int8", "--images", "32")
+    assert code == 0, text
+    assert "2 of 4 layers compute in integers" in text
+    code, text = invoke("verify", str(file), str(run_folder), "--images")
+    assert code == 0, text
+    assert "levels abs" in text
+    code, text = invoke("verify", str(file), str(run_folder), "--json")
+    assert [check["levels"] is not None for check in json.loads(text)["checks"]].count(True) == 2
+    result = CliRunner().invoke(build_app(), ["pack", str(run_folder), "-o", str(file), "--calibrate", "digits"])
+    assert "goes with --int8" in str(result.exception)
+
+
 def test_verify_fails_with_exit_code_one_and_names_the_layer(run_folder: Path, tmp_path: Path) -> None:
     from subbit.train import load_run
 
