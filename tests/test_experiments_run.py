@@ -45,7 +45,9 @@ def reproduce(spec: Path, *options: str) -> None:
     assert end.value.code == 0
 
 
-def test_reproduce_from_spec_to_table(small: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reproduce_from_spec_to_table(
+    small: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     reproduce(small, "--dry-run")
     assert "subbit reproduce small --rows dense --seeds 0\n" in capsys.readouterr().out
     assert not (small.parent / "runs").exists()
@@ -92,9 +94,14 @@ def test_reproduce_from_spec_to_table(small: Path, pictures: Path, capsys: pytes
 
     # the same rows as files with cards; what was not measured has none
     zoo = small.parent / "zoo"
+    monkeypatch.setattr(experiments_zoo, "INTEGER_GAP", 100)  # a network that learnt next to nothing is easily moved
     reproduce(small, "--epochs", "1", "--rows", "taught", "--zoo", str(zoo))
-    (card,) = (read_card(file) for file in zoo.glob("*.json"))
-    assert sorted(file.name for file in zoo.iterdir()) == [f"{card.name}.json", f"{card.name}.sbit"]
+    integer, card = (read_card(file) for file in sorted(zoo.glob("*.json")))
+    assert integer.name == f"{card.name}-int8"
+    assert {file.name for file in zoo.iterdir()} == {
+        f"{c.name}.{end}" for c in (card, integer) for end in ("json", "sbit")
+    }
+    assert card.bytes < integer.bytes == (zoo / f"{integer.name}.sbit").stat().st_size
     assert card.name == f"lenet5-{pictures.name}-taught"
     assert card.bytes == (zoo / f"{card.name}.sbit").stat().st_size == again.stored_bytes
     assert card.torch_accuracy == round(again.accuracy, 2)

@@ -41,7 +41,7 @@ def test_card_is_true_of_its_file(card: zoo.Card) -> None:
     content = zoo.path(card.name).read_bytes()
     assert hashlib.sha256(content).hexdigest() == card.sha256
     assert len(content) == card.bytes == subbit.inspect(zoo.path(card.name)).stored_bytes
-    assert abs(card.accuracy - card.torch_accuracy) <= 0.1
+    assert abs(card.accuracy - card.torch_accuracy) <= (0.2 if card.name.endswith("-int8") else 0.1)
     net = subbit.load(content)
     assert net.preprocessing is not None
     assert len(net.labels) == net.output_shape[0]
@@ -53,7 +53,9 @@ def test_card_is_what_the_ledger_says(card: zoo.Card) -> None:
     spec = card.command.split()[2]
     lines = ledger.read(EXPERIMENTS / "results" / f"{spec}.jsonl").entries
     (line,) = (line for line in lines if line.command == card.command)
-    assert (line.commit, line.date, line.stored_bytes) == (card.commit, card.date, card.bytes)
+    assert (line.commit, line.date, line.epochs) == (card.commit, card.date, card.epochs)
+    if not card.name.endswith("-int8"):
+        assert line.stored_bytes == card.bytes
     assert round(line.accuracy, 2) == card.torch_accuracy
 
 

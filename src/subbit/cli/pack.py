@@ -34,10 +34,10 @@ def command(
         raise ConfigError("--calibrate goes with --int8: without it no ranges are stored")
     if storage not in STORAGES:
         raise ConfigError(f"--storage {storage}: choose from {', '.join(STORAGES)}")
-    from subbit.cli.images import images_of
     from subbit.inspection import inspect
     from subbit.nn.pack import pack
     from subbit.train import open_run
+    from subbit.train.images import images_of
 
     trained: Any = open_run(run)
     result = pack(

@@ -61,8 +61,8 @@ def command(
     print_table(console, build_table(spec))
     if zoo is not None and not dry_run:
         for job in all_jobs(spec, chosen, epochs=epochs, seeds=_numbers(seeds)):
-            card = add_to_zoo(job, runs, zoo, data_dir=data_dir)
-            console.print(f"{zoo / card.name}.sbit: {card.bytes:,} bytes, {card.accuracy:.2f} %", highlight=False)
+            for card in add_to_zoo(job, runs, zoo, data_dir=data_dir):
+                console.print(f"{zoo / card.name}.sbit: {card.bytes:,} bytes, {card.accuracy:.2f} %", highlight=False)
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -59,7 +59,7 @@ def _random_inputs(shape: tuple[int, ...], count: int, seed: int) -> Tensor:
 def _test_images(run: Any, count: int, data_dir: Path | None) -> Tensor:
     import torch
 
-    from subbit.cli.images import images_of
+    from subbit.train.images import images_of
 
     return torch.from_numpy(images_of(run, "test", count, folder=data_dir))
 
