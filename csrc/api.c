@@ -145,22 +145,23 @@ sb_status sb_context_create(const sb_model *model, sb_context **context, sb_erro
 
 void sb_context_destroy(sb_context *context) { free(context); }
 
-static void take_input(const sb_context *context, const float *in) {
+void sb_take_input(const sb_context *context, size_t number, const float *in) {
     const sb_value *input = context->model->plan.values;
-    memcpy(context->arena + input->offset, in, sizeof(float) * sb_elements(&input->shape));
+    const size_t count = sb_elements(&input->shape);
+    memcpy(context->arena + input->offset, in + number * count, sizeof(float) * count);
 }
 
-static void give_output(const sb_context *context, float *out) {
+void sb_give_output(const sb_context *context, size_t number, float *out) {
     const sb_value *result = &context->model->plan.values[context->model->program.output];
     const void *value = result->constant ? (const void *)result->constant : context->arena + result->offset;
-    memcpy(out, value, sizeof(float) * sb_elements(&result->shape));
+    const size_t count = sb_elements(&result->shape);
+    memcpy(out + number * count, value, sizeof(float) * count);
 }
 
 void sb_run_image(const sb_context *context, size_t number, const float *in, float *out, sb_op_time *times) {
-    const sb_value *values = context->model->plan.values;
-    take_input(context, in + number * sb_elements(&values[0].shape));
+    sb_take_input(context, number, in);
     sb_execute(context, NULL, NULL, times);
-    give_output(context, out + number * sb_elements(&values[context->model->program.output].shape));
+    sb_give_output(context, number, out);
 }
 
 sb_status sb_run(sb_context *context, const float *in, size_t images, float *out) {
@@ -171,8 +172,8 @@ sb_status sb_run(sb_context *context, const float *in, size_t images, float *out
 
 sb_status sb_run_observed(sb_context *context, const float *in, float *out, sb_observer observer, void *user) {
     if (!context || !in || !observer) return SB_ERROR_ARGUMENT;
-    take_input(context, in);
+    sb_take_input(context, 0, in);
     sb_execute(context, observer, user, NULL);
-    if (out) give_output(context, out);
+    if (out) sb_give_output(context, 0, out);
     return SB_OK;
 }

@@ -3,13 +3,17 @@
 #include "guard.h"
 #include "kernels/portable.h"
 
+#include <sched.h>
 #include <string.h>
+
+enum { WHOLE = -1 };
 
 typedef struct run {
     const sb_model *model;
-    uint8_t *arena;
+    uint8_t *arena, *scratch; /* the same memory, unless several threads run one image */
     bool fused; /* convolutions do the addition and the activation behind them */
     sb_op_time *times; /* NULL: nobody asked */
+    int32_t piece; /* of a step that several threads do together; WHOLE: all of it */
 } run;
 
 static float *value_at(const run *r, int32_t value) {
@@ -45,19 +49,21 @@ static void run_levels(const run *r, sb_conv *conv, const sb_step *step, const f
         conv->level_out = slot_at(r, step->writes);
     }
     const bool floats = step->floats || !r->fused || !sb_is_limit(conv->then);
-    conv->kernel->run_levels(conv, levels, floats ? out : NULL, r->arena + step->scratch);
+    conv->kernel->run_levels(conv, levels, floats ? out : NULL, r->scratch + step->scratch);
 }
 
 static void run_conv(const run *r, const sb_op *op, const sb_step *step, const float *in, float *out) {
     sb_conv conv = *step->conv;
     if (r->times) conv.times = &r->times[op - r->model->program.ops];
-    uint8_t *scratch = r->arena + step->scratch;
+    uint8_t *scratch = r->scratch + step->scratch;
     if (!r->fused)
         conv.then.kind = SB_NONE;
     else if (step->added != SB_NO_VALUE)
         conv.added = input_at(r, step->added);
     if (op->code == SB_OP_CONV || conv.width == 1) {
-        if (step->reads == SB_NO_SLOT)
+        if (r->piece != WHOLE)
+            conv.kernel->run_pieces(&conv, r->piece, r->piece + 1, in, out, scratch);
+        else if (step->reads == SB_NO_SLOT)
             conv.kernel->run(&conv, in, out, scratch);
         else
             run_levels(r, &conv, step, in, out);
@@ -136,7 +142,7 @@ static void run_op(const run *r, int32_t number) {
 
 void sb_execute(const sb_context *context, sb_observer observer, void *user, sb_op_time *times) {
     const sb_model *model = context->model;
-    const run r = {model, context->arena, observer == NULL, times};
+    const run r = {model, context->arena, context->arena, observer == NULL, times, WHOLE};
     for (int32_t i = 0; i < model->program.op_count; i++) {
         const uint64_t start = times ? sb_nanoseconds() : 0;
         sb_guard(model, r.arena, i);
@@ -146,5 +152,60 @@ void sb_execute(const sb_context *context, sb_observer observer, void *user, sb_
         if (!observer) continue;
         const sb_shape *shape = &model->plan.values[i + 1].shape;
         observer(user, (size_t)i, input_at(&r, i + 1), shape->rank, shape->dims);
+    }
+}
+
+/* ------------------------------------------------------------------------------- several threads, one image */
+
+enum { PATIENCE = 4000 }; /* looks before a thread lets others run: some microseconds */
+
+/* Takes a piece that is on offer, WHOLE if there is none. What the offer says stays as it is until the piece is done. */
+static int32_t take_piece(sb_crew *crew) {
+    uint64_t offer = atomic_load_explicit(&crew->offer, memory_order_acquire);
+    while ((uint32_t)offer)
+        if (atomic_compare_exchange_weak_explicit(&crew->offer, &offer, offer - 1, memory_order_acquire,
+                                                  memory_order_acquire))
+            return (int32_t)(uint32_t)offer - 1;
+    return WHOLE;
+}
+
+static bool do_piece(const run *r, sb_crew *crew) {
+    run own = *r;
+    own.piece = take_piece(crew);
+    if (own.piece == WHOLE) return false;
+    run_op(&own, crew->op);
+    atomic_fetch_add_explicit(&crew->done, 1, memory_order_release);
+    return true;
+}
+
+void sb_lead(const sb_context *context, sb_crew *crew) {
+    const sb_model *model = context->model;
+    const run r = {model, context->arena, context->arena, true, NULL, WHOLE};
+    for (int32_t i = 0; i < model->program.op_count; i++) {
+        const int32_t pieces = model->plan.steps[i].pieces;
+        if (!pieces) {
+            run_op(&r, i);
+            continue;
+        }
+        const uint64_t number = (atomic_load_explicit(&crew->offer, memory_order_relaxed) >> 32) + 1;
+        crew->op = i;
+        atomic_store_explicit(&crew->done, 0, memory_order_relaxed);
+        atomic_store_explicit(&crew->offer, number << 32 | (uint32_t)pieces, memory_order_release);
+        while (do_piece(&r, crew)) continue;
+        for (int looks = 0; atomic_load_explicit(&crew->done, memory_order_acquire) < pieces;)
+            if (looks < PATIENCE)
+                looks++;
+            else
+                sched_yield();
+    }
+}
+
+void sb_help(const sb_context *leader, const sb_context *own, sb_crew *crew) {
+    const run r = {leader->model, leader->arena, own->arena, true, NULL, WHOLE};
+    for (int looks = 0; !atomic_load_explicit(&crew->over, memory_order_acquire);) {
+        if (do_piece(&r, crew))
+            looks = 0;
+        else if (++looks > PATIENCE)
+            sched_yield(); /* a nap would end too late for the next image */
     }
 }

@@ -111,6 +111,10 @@ typedef struct sb_conv_kernel {
     /* Instead of `run` where the input consists of levels. `out` is NULL where nobody reads it, and may be NULL only
      * with a `then` that is a limit. */
     void (*run_levels)(const sb_conv *conv, const int8_t *in, float *out, void *scratch);
+    /* For several threads on one image, all of them with their own scratch: into how many pieces the output of a prepared
+     * convolution falls, and `run` for the pieces first .. last - 1. `then` is a limit. NULL: cannot. */
+    int32_t (*pieces)(const sb_conv *conv);
+    void (*run_pieces)(const sb_conv *conv, int32_t first, int32_t last, const float *in, float *out, void *scratch);
 } sb_conv_kernel;
 
 /* Max or average pooling of (channels, height, width). */

@@ -139,6 +139,21 @@ static uint64_t scratch_size(const planner *p, int32_t number) {
     return size;
 }
 
+/* A step that takes less is not worth the meetings of several threads. */
+enum { SHARED_NANOSECONDS = 20000 };
+
+/* Several threads may do the convolutions that take long, once it is known what these do besides. */
+static void share_step(planner *p, int32_t number) {
+    sb_step *step = &p->plan->steps[number];
+    const sb_conv *conv = step->conv;
+    if (!conv || p->program->ops[number].code != SB_OP_CONV || !conv->kernel->pieces || !sb_is_limit(conv->then) ||
+        conv->kernel->cost(conv) < SHARED_NANOSECONDS)
+        return;
+    const int32_t pieces = conv->kernel->pieces(conv);
+    step->pieces = pieces > 1 ? pieces : 0;
+    p->plan->shared_steps |= pieces > 1;
+}
+
 static sb_status choose_kernels(planner *p) {
     for (int32_t i = 0; i < p->program->op_count; i++) {
         sb_step *step = &p->plan->steps[i];
@@ -334,6 +349,7 @@ static sb_status make_plan(planner *p) {
     p->buffer_of[0] = new_buffer(p, sizeof(float) * sb_elements(&p->program->input), -1);
     p->buffers[0].last = p->last_read[0];
     for (int32_t i = 0; i < p->program->op_count; i++) assign_buffer(p, i);
+    for (int32_t i = 0; i < p->program->op_count; i++) share_step(p, i);
     const int32_t first_slot = p->buffer_count;
     status = assign_slots(p);
     if (!status) status = place_buffers(p);

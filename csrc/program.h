@@ -5,6 +5,8 @@
 #include "kernels.h"
 #include "subbit.h"
 
+#include <stdatomic.h>
+
 /* Limits of the format; src/subbit/format/limits.py has the same. */
 #define SB_MAJOR 1
 #define SB_MINOR 1
@@ -181,6 +183,7 @@ typedef struct sb_step {
     bool fused;       /* an addition or activation that a convolution before it already did */
     int32_t writer;   /* the operation whose kernel computes its value: that convolution, or itself */
     int32_t added;    /* of a convolution: the value that the addition fused into it adds, or SB_NO_VALUE */
+    int32_t pieces;   /* of a convolution that several threads may do together; 0: one does it */
     size_t scratch, scratch_size; /* offset in the arena, bytes */
     sb_conv *conv;    /* Conv, Linear */
     sb_pool pool;     /* Pool */
@@ -193,6 +196,7 @@ typedef struct sb_plan {
     sb_value *values; /* op_count + 1 */
     sb_step *steps;   /* op_count */
     size_t arena;     /* bytes */
+    bool shared_steps; /* some have pieces */
     sb_slot *slots;
     int32_t slot_count;
 } sb_plan;
@@ -231,6 +235,22 @@ struct sb_context {
 
 /* Runs the plan on the input that is already in the arena. `observer` and `times` may be NULL. */
 void sb_execute(const sb_context *context, sb_observer observer, void *user, sb_op_time *times);
+/* One image on several threads. The thread that leads runs the plan, and offers the pieces of large steps; others take
+ * some of them while they have time. Nobody waits for a thread that is not running. */
+typedef struct sb_crew {
+    _Atomic uint64_t offer; /* number of the offer << 32 | pieces that nobody has taken */
+    atomic_int done;        /* pieces of it */
+    atomic_bool over;       /* there will be no more offers */
+    int32_t op;             /* whose pieces they are */
+} sb_crew;
+
+/* sb_execute, with the help of those who call sb_help with the same crew. */
+void sb_lead(const sb_context *context, sb_crew *crew);
+/* Takes pieces until crew->over; `leader` has the values, scratch memory is in `own`. */
+void sb_help(const sb_context *leader, const sb_context *own, sb_crew *crew);
+
+void sb_take_input(const sb_context *context, size_t number, const float *in);
+void sb_give_output(const sb_context *context, size_t number, float *out);
 /* Image `number` of `in` to its place in `out`; `times` may be NULL. */
 void sb_run_image(const sb_context *context, size_t number, const float *in, float *out, sb_op_time *times);
 

@@ -105,7 +105,8 @@ SB_API void sb_context_destroy(sb_context *context);
 /* `images` inputs one behind the other to as many outputs. */
 SB_API sb_status sb_run(sb_context *context, const float *in, size_t images, float *out);
 
-/* Threads of its own over the images of a batch: results are those of sb_run, whatever their number. A team belongs to
+/* Threads of its own over the images of a batch, or over rows and blocks of a single image where its layers are large
+ * enough to gain from it: results are those of sb_run, whatever their number. A team belongs to
  * one caller at a time, who computes beside threads - 1 others; it does not survive fork. */
 typedef struct sb_team sb_team;
 SB_API sb_status sb_team_create(const sb_model *model, int32_t threads, sb_team **team, sb_error *error);

@@ -1,6 +1,7 @@
-/* Threads over the images of a batch. Every image is computed by one thread, with the same instructions whoever it is:
- * results do not depend on the number of threads. Images are handed out one by one, so that a thread that the machine
- * holds up does not hold up the others. */
+/* Threads over the images of a batch, or, where there are fewer images than threads, over the pieces of every image.
+ * Every image, or piece of a layer, is computed by one thread, with the same instructions whoever it is: results do not
+ * depend on the number of threads. Images are handed out one by one, so that a thread that the machine holds up does not
+ * hold up the others. */
 #include "program.h"
 
 #include <pthread.h>
@@ -16,12 +17,15 @@ struct sb_team {
     pthread_mutex_t lock; /* guards the following */
     pthread_cond_t begin, end;
     uint64_t batch; /* number of the batch at hand: workers wait for it to grow */
-    int32_t busy;   /* workers that have not finished it */
+    bool open;      /* it has work left; who wakes up later leaves it alone */
+    int32_t busy;   /* workers that have begun it and not finished */
     bool stop;
     /* the batch at hand: set before it begins, and not changed until it has ended */
     const float *in;
     float *out;
     size_t images;
+    bool shared;        /* all threads work on the same image */
+    sb_crew crew;
     atomic_size_t next; /* image that nobody has taken yet */
 };
 
@@ -38,6 +42,15 @@ static void run_images(sb_team *team, const sb_context *context) {
     }
 }
 
+static void lead_images(sb_team *team) {
+    for (size_t image = 0; image < team->images; image++) {
+        sb_take_input(team->contexts[0], image, team->in);
+        sb_lead(team->contexts[0], &team->crew);
+        sb_give_output(team->contexts[0], image, team->out);
+    }
+    atomic_store_explicit(&team->crew.over, true, memory_order_release);
+}
+
 static void *work(void *argument) {
     const worker own = *(worker *)argument;
     free(argument);
@@ -45,11 +58,15 @@ static void *work(void *argument) {
     uint64_t seen = 0;
     pthread_mutex_lock(&team->lock);
     for (;;) {
-        while (team->batch == seen && !team->stop) pthread_cond_wait(&team->begin, &team->lock);
+        while ((team->batch == seen || !team->open) && !team->stop) pthread_cond_wait(&team->begin, &team->lock);
         if (team->stop) break;
         seen = team->batch;
+        team->busy++;
         pthread_mutex_unlock(&team->lock);
-        run_images(team, team->contexts[own.number]);
+        if (team->shared)
+            sb_help(team->contexts[0], team->contexts[own.number], &team->crew);
+        else
+            run_images(team, team->contexts[own.number]);
         pthread_mutex_lock(&team->lock);
         if (--team->busy == 0) pthread_cond_signal(&team->end);
     }
@@ -110,15 +127,21 @@ sb_status sb_team_run(sb_team *team, const float *in, size_t images, float *out)
     team->out = out;
     team->images = images;
     atomic_store_explicit(&team->next, 0, memory_order_relaxed); /* the lock below makes it visible */
-    if (team->started && images > 1) {
+    team->shared = images && images < (size_t)team->threads && team->contexts[0]->model->plan.shared_steps;
+    atomic_store_explicit(&team->crew.over, false, memory_order_relaxed);
+    if (team->started && (images > 1 || team->shared)) {
         pthread_mutex_lock(&team->lock);
         team->batch++;
-        team->busy = team->started;
+        team->open = true;
         pthread_cond_broadcast(&team->begin);
         pthread_mutex_unlock(&team->lock);
     }
-    run_images(team, team->contexts[0]);
+    if (team->shared)
+        lead_images(team);
+    else
+        run_images(team, team->contexts[0]);
     pthread_mutex_lock(&team->lock);
+    team->open = false;
     while (team->busy) pthread_cond_wait(&team->end, &team->lock);
     pthread_mutex_unlock(&team->lock);
     return SB_OK;

@@ -292,3 +292,17 @@ def everything() -> r.Program:
         labels=("cat", "dog", "Käfer", "鳥", "frog"),
         preprocessing=r.Preprocessing((0.5, 0.25, 0.125), (0.5, 0.25, 0.75), (12, 12)),
     )  # fmt: skip
+
+
+def large() -> r.Program:
+    """Layers that several threads do together, with one between them that they do not."""
+    return program(
+        (32, 40, 36),
+        r.Conv(inputs=(0,), weight=stacked(32, 2, 16, 16, 3, 3), padding=SAME),
+        r.Activation(inputs=(1,), function="relu"),
+        r.Conv(inputs=(2,), weight=stacked(32, 2, 16, 16, 3, 3), padding=SAME, shift=reals(32)),
+        r.Arithmetic(inputs=(0, 3), function="add"),
+        r.Activation(inputs=(4,), function="relu"),
+        r.Pool(inputs=(5,), kind="max", kernel=(2, 2), stride=(2, 2)),
+        r.Conv(inputs=(6,), weight=stacked(96, 2, 48, 16, 3, 3), padding=SAME),
+    )

@@ -12,7 +12,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import pytest
 
 from subbit import records as r
 from subbit.format import encode
-from tests.core_cases import CASES, FUNCTIONS, everything, program
+from tests.core_cases import CASES, FUNCTIONS, everything, large, program
 from tests.hostile import cases
 from tests.hostile.files import flips, sealed_flips, sealed_truncations, truncations
 from tests.hostile.networks import Networks
@@ -179,12 +179,13 @@ def test_every_section_cut_behind_the_checksum(checked: Path, tmp_path: Path) ->
 # --------------------------------------------------------------------------------------- threads and fuzz
 
 
-def test_one_model_in_many_threads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [everything, large], ids=["images", "pieces of an image"])
+def test_one_model_in_many_threads(tmp_path: Path, make: Callable[[], r.Program]) -> None:
     if not links("gcc", "thread", tmp_path):
         pytest.skip("no gcc with ThreadSanitizer")
     threads = build("checked-threads", "gcc", "thread") / "threads"
     network = tmp_path / "net.sbit"
-    network.write_bytes(encode(everything()))
+    network.write_bytes(encode(make()))
     result = run(threads, network)
     assert result.returncode == 0, result.stderr[-6000:]
 

@@ -15,7 +15,7 @@ import subbit
 from subbit import records as r
 from subbit.errors import InputError
 from subbit.format import encode
-from tests.core_cases import everything
+from tests.core_cases import everything, large
 
 IMAGES = 23  # more than most teams have threads, and no multiple of their numbers
 
@@ -41,6 +41,16 @@ def test_batches_of_changing_size(net: subbit.Network, x: r.Float32) -> None:
     expected = net(x)
     for count in (2, 23, 1, 7, 0, 3):
         assert np.array_equal(net(x[:count], threads=4), expected[:count])
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_one_image_over_several_threads(threads: int) -> None:
+    net = subbit.load(encode(large()))
+    x = np.random.default_rng(0).standard_normal((2, *net.input_shape), dtype=np.float32)
+    expected = net(x)
+    for _ in range(5):
+        assert np.array_equal(net(x[0], threads=threads), expected[0])
+        assert np.array_equal(net(x, threads=threads), expected)
 
 
 def test_several_callers_at_once(net: subbit.Network, x: r.Float32) -> None:

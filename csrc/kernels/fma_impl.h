@@ -164,5 +164,6 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
 }
 
 static const sb_conv_kernel fma_kernel = {
-    "fma", fma_cost, fma_prepared_size, fma_prepare, fma_scratch_size, fma_run, NULL,
+    .name = "fma", .cost = fma_cost, .prepared_size = fma_prepared_size, .prepare = fma_prepare,
+    .scratch_size = fma_scratch_size, .run = fma_run,
 };

@@ -318,7 +318,8 @@ static void lanes_run(const sb_conv *conv, const float *in, float *out, void *me
 }
 
 static const sb_conv_kernel lanes_kernel = {
-    "lanes", lanes_cost, lanes_prepared_size, lanes_prepare, lanes_scratch_size, lanes_run, NULL,
+    .name = "lanes", .cost = lanes_cost, .prepared_size = lanes_prepared_size, .prepare = lanes_prepare,
+    .scratch_size = lanes_scratch_size, .run = lanes_run,
 };
 
 #endif

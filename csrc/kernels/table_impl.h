@@ -460,15 +460,23 @@ static size_t table_scratch_size(const sb_conv *conv) {
     return table_lay_out(conv, LANES, &table) ? carve_table_scratch(conv, &table, NULL, &scratch) : 0;
 }
 
-static void table_run(const sb_conv *conv, const float *in, float *out, void *memory) {
+static int32_t table_pieces(const sb_conv *conv) { return ((const table_plan *)conv->prepared)->units; }
+
+static void table_run_pieces(const sb_conv *conv, int32_t first, int32_t last, const float *in, float *out,
+                             void *memory) {
     const table_plan *table = conv->prepared;
     table_scratch scratch;
     carve_table_scratch(conv, table, memory, &scratch);
-    for (int unit = 0; unit < table->units; unit++)
+    for (int unit = first; unit < last; unit++)
         run_unit(conv, table, &scratch, unit, in, out);
+}
+
+static void table_run(const sb_conv *conv, const float *in, float *out, void *memory) {
+    table_run_pieces(conv, 0, table_pieces(conv), in, out, memory);
     apply_rest(conv, out);
 }
 
 static const sb_conv_kernel table_kernel = {
-    "table", table_cost, table_prepared_size_here, table_prepare_here, table_scratch_size, table_run, NULL,
+    .name = "table", .cost = table_cost, .prepared_size = table_prepared_size_here, .prepare = table_prepare_here,
+    .scratch_size = table_scratch_size, .run = table_run, .pieces = table_pieces, .run_pieces = table_run_pieces,
 };

@@ -217,7 +217,8 @@ static void xnor_run(const sb_conv *conv, const float *in, float *out, void *mem
 }
 
 static const sb_conv_kernel xnor_kernel = {
-    "xnor", xnor_cost, xnor_prepared_size, xnor_prepare, xnor_scratch_size, xnor_run, NULL,
+    .name = "xnor", .cost = xnor_cost, .prepared_size = xnor_prepared_size, .prepare = xnor_prepare,
+    .scratch_size = xnor_scratch_size, .run = xnor_run,
 };
 
 #if LANES == 16
@@ -231,6 +232,7 @@ __attribute__((target("avx512vpopcntdq"))) static void popcount_run(const sb_con
 }
 
 static const sb_conv_kernel popcount_kernel = {
-    "popcount", popcount_cost, xnor_prepared_size, xnor_prepare, xnor_scratch_size, popcount_run, NULL,
+    .name = "popcount", .cost = popcount_cost, .prepared_size = xnor_prepared_size, .prepare = xnor_prepare,
+    .scratch_size = xnor_scratch_size, .run = popcount_run,
 };
 #endif

@@ -127,13 +127,14 @@ class Network:
     def __call__(self, x: Any, *, threads: int = 1) -> Float32:
         """Outputs of a batch (N, *input_shape) or of one input without batch.
 
-        `x` is a float array, or anything that turns into one (`__array__`, DLPack). A batch is spread over `threads`.
+        `x` is a float array, or anything that turns into one (`__array__`, DLPack). A batch is spread over
+        `threads`; so is a single input of which the layers are large enough.
         """
         batch, single = self._batch(x)
         out = np.empty((len(batch), *self.output_shape), np.float32)
         if not isinstance(threads, SupportsIndex) or index(threads) < 1:
             raise InputError(f"threads={threads!r}: give a whole number, at least 1")
-        if min(threads, len(batch)) <= 1:
+        if threads == 1 or not len(batch):
             self._run(batch, out)
         else:
             self._run_team(batch, out, index(threads))
