@@ -53,7 +53,7 @@ def folder() -> Path:
 
 def cards() -> list[Card]:
     """The cards of all networks, by name."""
-    return [read_card(file) for file in sorted(folder().glob("*.json"))]
+    return sorted((read_card(file) for file in folder().glob("*.json")), key=lambda card: card.name)
 
 
 def path(name: str) -> Path:
