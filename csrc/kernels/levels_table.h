@@ -181,142 +181,27 @@ static void build_level_chunk(const sb_conv *conv, const table_plan *table, cons
 
 /* ---------------------------------------------------------------------------------------------- look up */
 
-typedef struct {
-    const table_plan *table;
-    const int16_t *sums; /* the table itself */
-    const uint8_t *nibbles;
-    const uint16_t *list; /* of filters */
-    int listed, quads;
-    float *maps;       /* [place in the list][register][lane] */
-    bool first, last;  /* chunk: maps hold nothing yet; they become floats */
-    bool narrow;       /* slots share registers */
-} level_job;
+ALWAYS_INLINE vshort look_up_levels_shift(vshort sum, vshort other, const table_step *step, bool narrow) {
+    return shift_shorts(sum, other, step->select_short, step->lanes, narrow);
+}
 
-/* Adds the sums of one register to its place in a map. */
-ALWAYS_INLINE void add_to_map(float *map, vshort sum, bool first, bool last) {
+ALWAYS_INLINE void look_up_levels_add(float *map, vshort sum, const look_up_job *job) {
     UNROLL
     for (int half = 0; half < 2; half++, map += LANES) {
         vword wide = widen_half(sum, half);
-        if (!first)
+        if (!job->first)
             wide += *(const vword *)map;
-        if (last)
+        if (job->last)
             *(vfloat *)map = __builtin_convertvector(wide, vfloat);
         else
             *(vword *)map = wide;
     }
 }
 
-/* Sums of `filters` filters, each over `registers` vectors of pixels: rows of `vectors` registers side by side.
- * All three are constants of the caller, so that every sum stays in a register. */
-ALWAYS_INLINE void look_up_levels(const level_job *job, int position, const int filters, const int registers,
-                                  const int vectors) {
-    const table_plan *table = job->table;
-    const int quads = job->quads, tap_bytes = table_tap_bytes(quads);
-    const size_t quad_bytes = (size_t)table->table_vectors * TABLE_ENTRIES * ENTRY_BYTES;
-    const uint8_t *nibbles[TABLE_MAX_VECTORS];
-    vshort sum[2 * TABLE_MAX_VECTORS], parked[2 * TABLE_MAX_VECTORS];
-    const int32_t *tap_vector = table->tap_vector;
-    UNROLL
-    for (int f = 0; f < filters; f++)
-        nibbles[f] = job->nibbles + (size_t)job->list[position + f] * table->taps * tap_bytes;
-    UNROLL
-    for (int i = 0; i < filters * registers; i++) {
-        parked[i] = sum[i] = (vshort){0};
-        KEEP(sum[i]);
-    }
-
-    for (int s = 0; s < table->steps_count; s++) {
-        const table_step *step = &table->steps[s];
-        for (int tap = 0; tap < step->taps; tap++) {
-            const uint8_t *entries = (const uint8_t *)job->sums + *tap_vector++ * (TABLE_ENTRIES * ENTRY_BYTES);
-            uint64_t word[TABLE_MAX_VECTORS];
-            UNROLL
-            for (int f = 0; f < filters; f++) {
-                uint32_t packed;
-                memcpy(&packed, nibbles[f], sizeof packed);
-                word[f] = (uint64_t)packed << ENTRY_SHIFT;
-                nibbles[f] += tap_bytes;
-            }
-            for (int quad = 0; quad < quads; quad++, entries += quad_bytes)
-                UNROLL
-                for (int f = 0; f < filters; f++) {
-                    const uint8_t *entry = entries + (word[f] & ENTRY_MASK);
-                    HIDE(entry);
-                    word[f] >>= 4;
-                    UNROLL
-                    for (int r = 0; r < registers; r++)
-                        sum[f * registers + r] += *(const vshort *)(entry + r * (TABLE_ENTRIES * ENTRY_BYTES));
-                }
-        }
-        for (int repeat = 0; repeat < step->repeats; repeat++) {
-            vshort shifted[2 * TABLE_MAX_VECTORS];
-            const bool up = step->lanes > 0;
-            UNROLL
-            for (int i = 0; i < filters * registers; i++) {
-                const int column = i % vectors;
-                const vshort before = column ? sum[column ? i - 1 : 0] : (vshort){0};
-                const vshort behind = column + 1 < vectors ? sum[column + 1 < vectors ? i + 1 : 0] : (vshort){0};
-                shifted[i] = shift_shorts(sum[i], vectors == 1 ? before : up ? before : behind, step->select_short,
-                                          step->lanes, vectors == 1 && job->narrow);
-            }
-            UNROLL
-            for (int i = 0; i < filters * registers; i++) {
-                sum[i] = shifted[i];
-                KEEP(sum[i]);
-            }
-        }
-        if (step->park)
-            UNROLL
-            for (int i = 0; i < filters * registers; i++) {
-                parked[i] = sum[i];
-                sum[i] = (vshort){0};
-                KEEP(parked[i]);
-                KEEP(sum[i]);
-            }
-        if (step->unpark)
-            UNROLL
-            for (int i = 0; i < filters * registers; i++)
-                sum[i] += parked[i];
-    }
-
-    float *map = job->maps + (size_t)position * registers * SHORTS;
-    UNROLL
-    for (int i = 0; i < filters * registers; i++)
-        add_to_map(map + i * SHORTS, sum[i], job->first, job->last);
-}
-
-#define DEFINE_LEVEL_LOOK_UP(registers, vectors, filters)                                                              \
-    static void look_up_levels_##registers##_##vectors(const level_job *job)                                           \
-    {                                                                                                                  \
-        int position = 0;                                                                                              \
-        for (; position + filters <= job->listed; position += filters)                                                 \
-            look_up_levels(job, position, filters, registers, vectors);                                                \
-        for (; position < job->listed; position++)                                                                     \
-            look_up_levels(job, position, 1, registers, vectors);                                                      \
-    }
-DEFINE_LEVEL_LOOK_UP(1, 1, 8)
-DEFINE_LEVEL_LOOK_UP(2, 1, 4)
-DEFINE_LEVEL_LOOK_UP(3, 1, 3)
-DEFINE_LEVEL_LOOK_UP(4, 1, 2)
-DEFINE_LEVEL_LOOK_UP(5, 1, 1)
-DEFINE_LEVEL_LOOK_UP(6, 1, 1)
-DEFINE_LEVEL_LOOK_UP(7, 1, 1)
-DEFINE_LEVEL_LOOK_UP(8, 1, 1)
-DEFINE_LEVEL_LOOK_UP(2, 2, 4)
-DEFINE_LEVEL_LOOK_UP(4, 2, 2)
-DEFINE_LEVEL_LOOK_UP(6, 2, 1)
-DEFINE_LEVEL_LOOK_UP(8, 2, 1)
-DEFINE_LEVEL_LOOK_UP(4, 4, 2)
-DEFINE_LEVEL_LOOK_UP(8, 4, 1)
-DEFINE_LEVEL_LOOK_UP(8, 8, 1)
-
-static void (*const level_look_ups[][TABLE_MAX_VECTORS + 1])(const level_job *) = {
-    [1] = {NULL, look_up_levels_1_1, look_up_levels_2_1, look_up_levels_3_1, look_up_levels_4_1, look_up_levels_5_1,
-           look_up_levels_6_1, look_up_levels_7_1, look_up_levels_8_1},
-    [2] = {[2] = look_up_levels_2_2, [4] = look_up_levels_4_2, [6] = look_up_levels_6_2, [8] = look_up_levels_8_2},
-    [4] = {[4] = look_up_levels_4_4, [8] = look_up_levels_8_4},
-    [8] = {[8] = look_up_levels_8_8},
-};
+#define vsum vshort
+#define SUM_LANES SHORTS
+#define LOOK_UP(suffix) look_up_levels##suffix
+#include "table_look_up.h"
 
 /* ------------------------------------------------------------------------------------------------ merge */
 
@@ -437,7 +322,7 @@ static void run_level_unit(const sb_conv *conv, const table_plan *table, level_s
     uint64_t since = BEGIN_STAGE(conv);
     for (int block = 0; block < table->unit_blocks; block++) {
         const uint32_t *list = &table->list_begin[group * table->unit_blocks + block];
-        level_job job = {
+        look_up_job job = {
             .table = table,
             .sums = scratch->table,
             .nibbles = table->nibbles,
@@ -453,7 +338,7 @@ static void run_level_unit(const sb_conv *conv, const table_plan *table, level_s
             job.quads = table_chunk_quads(table, chunk);
             job.first = chunk == 0;
             job.last = chunk + 1 == table->chunks;
-            level_look_ups[table->vectors][registers](&job);
+            look_up_levels_all[table->vectors][registers](&job);
             job.nibbles += (size_t)weight->filters * table->taps * table_tap_bytes(job.quads);
             END_STAGE(conv, look_up, &since);
         }

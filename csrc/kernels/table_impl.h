@@ -219,125 +219,28 @@ static void build_chunk(const sb_conv *conv, const table_plan *table, const tabl
 /* What the look-ups of one chunk and block work on. */
 typedef struct {
     const table_plan *table;
-    const float *sums;     /* the table itself */
+    const void *sums;      /* the table itself */
     const uint8_t *nibbles;
     const uint16_t *list;  /* of filters */
     int listed, quads;
     float *maps;           /* [place in the list][register][lane] */
-    bool first;            /* chunk: maps hold nothing yet */
+    bool first, last;      /* chunk: maps hold nothing yet; integers become floats */
+    bool narrow;           /* slots share registers of integers */
 } look_up_job;
 
-/* Sums of `filters` filters, each over `registers` vectors of pixels: rows of `vectors` registers side by side.
- * All three are constants of the caller, so that every sum stays in a register. */
-ALWAYS_INLINE void look_up_filters(const look_up_job *job, int position, const int filters, const int registers,
-                                   const int vectors) {
-    const table_plan *table = job->table;
-    const int quads = job->quads, tap_bytes = table_tap_bytes(quads);
-    const size_t quad_bytes = (size_t)table->table_vectors * TABLE_ENTRIES * ENTRY_BYTES;
-    const uint8_t *nibbles[TABLE_MAX_VECTORS];
-    vfloat sum[2 * TABLE_MAX_VECTORS], parked[2 * TABLE_MAX_VECTORS];
-    const int32_t *tap_vector = table->tap_vector;
-    UNROLL
-    for (int f = 0; f < filters; f++)
-        nibbles[f] = job->nibbles + (size_t)job->list[position + f] * table->taps * tap_bytes;
-    UNROLL
-    for (int i = 0; i < filters * registers; i++) {
-        parked[i] = sum[i] = (vfloat){0};
-        KEEP(sum[i]);
-    }
-
-    for (int s = 0; s < table->steps_count; s++) {
-        const table_step *step = &table->steps[s];
-        for (int tap = 0; tap < step->taps; tap++) {
-            const uint8_t *entries = (const uint8_t *)job->sums + *tap_vector++ * (TABLE_ENTRIES * ENTRY_BYTES);
-            uint64_t word[TABLE_MAX_VECTORS];
-            UNROLL
-            for (int f = 0; f < filters; f++) {
-                uint32_t packed;
-                memcpy(&packed, nibbles[f], sizeof packed);
-                word[f] = (uint64_t)packed << ENTRY_SHIFT;
-                nibbles[f] += tap_bytes;
-            }
-            for (int quad = 0; quad < quads; quad++, entries += quad_bytes)
-                UNROLL
-                for (int f = 0; f < filters; f++) {
-                    const uint8_t *entry = entries + (word[f] & ENTRY_MASK);
-                    HIDE(entry); /* one address per nibble: base + index in every load would double the work of issue */
-                    word[f] >>= 4;
-                    UNROLL
-                    for (int r = 0; r < registers; r++)
-                        sum[f * registers + r] += *(const vfloat *)(entry + r * (TABLE_ENTRIES * ENTRY_BYTES));
-                }
-        }
-        for (int repeat = 0; repeat < step->repeats; repeat++) {
-            vfloat shifted[2 * TABLE_MAX_VECTORS];
-            const bool up = step->lanes > 0;
-            UNROLL
-            for (int i = 0; i < filters * registers; i++) {
-                const int column = i % vectors;
-                const vfloat before = column ? sum[column ? i - 1 : 0] : (vfloat){0};
-                const vfloat behind = column + 1 < vectors ? sum[column + 1 < vectors ? i + 1 : 0] : (vfloat){0};
-                shifted[i] = shift_lanes(sum[i], vectors == 1 ? before : up ? before : behind, step->select, step->lanes);
-            }
-            UNROLL
-            for (int i = 0; i < filters * registers; i++) {
-                sum[i] = shifted[i];
-                KEEP(sum[i]);
-            }
-        }
-        if (step->park)
-            UNROLL
-            for (int i = 0; i < filters * registers; i++) {
-                parked[i] = sum[i];
-                sum[i] = (vfloat){0};
-                KEEP(parked[i]);
-                KEEP(sum[i]);
-            }
-        if (step->unpark)
-            UNROLL
-            for (int i = 0; i < filters * registers; i++)
-                sum[i] += parked[i];
-    }
-
-    vfloat *map = (vfloat *)(job->maps + (size_t)position * registers * LANES);
-    UNROLL
-    for (int i = 0; i < filters * registers; i++)
-        map[i] = sum[i] + (job->first ? (vfloat){0} : map[i]);
+ALWAYS_INLINE vfloat look_up_floats_shift(vfloat sum, vfloat other, const table_step *step, bool narrow) {
+    (void)narrow;
+    return shift_lanes(sum, other, step->select, step->lanes);
 }
 
-/* Blocks of few registers take several filters at once, or the additions would wait for each other. */
-#define DEFINE_LOOK_UP(registers, vectors, filters)                                                                    \
-    static void look_up_##registers##_##vectors(const look_up_job *job)                                                     \
-    {                                                                                                                  \
-        int position = 0;                                                                                              \
-        for (; position + filters <= job->listed; position += filters)                                                 \
-            look_up_filters(job, position, filters, registers, vectors);                                               \
-        for (; position < job->listed; position++)                                                                     \
-            look_up_filters(job, position, 1, registers, vectors);                                                     \
-    }
-DEFINE_LOOK_UP(1, 1, 8)
-DEFINE_LOOK_UP(2, 1, 4)
-DEFINE_LOOK_UP(3, 1, 3)
-DEFINE_LOOK_UP(4, 1, 2)
-DEFINE_LOOK_UP(5, 1, 1)
-DEFINE_LOOK_UP(6, 1, 1)
-DEFINE_LOOK_UP(7, 1, 1)
-DEFINE_LOOK_UP(8, 1, 1)
-DEFINE_LOOK_UP(2, 2, 4)
-DEFINE_LOOK_UP(4, 2, 2)
-DEFINE_LOOK_UP(6, 2, 1)
-DEFINE_LOOK_UP(8, 2, 1)
-DEFINE_LOOK_UP(4, 4, 2)
-DEFINE_LOOK_UP(8, 4, 1)
-DEFINE_LOOK_UP(8, 8, 1)
+ALWAYS_INLINE void look_up_floats_add(float *map, vfloat sum, const look_up_job *job) {
+    *(vfloat *)map = sum + (job->first ? (vfloat){0} : *(const vfloat *)map);
+}
 
-static void (*const look_ups[][TABLE_MAX_VECTORS + 1])(const look_up_job *) = {
-    [1] = {NULL, look_up_1_1, look_up_2_1, look_up_3_1, look_up_4_1, look_up_5_1, look_up_6_1, look_up_7_1,
-           look_up_8_1},
-    [2] = {[2] = look_up_2_2, [4] = look_up_4_2, [6] = look_up_6_2, [8] = look_up_8_2},
-    [4] = {[4] = look_up_4_4, [8] = look_up_8_4},
-    [8] = {[8] = look_up_8_8},
-};
+#define vsum vfloat
+#define SUM_LANES LANES
+#define LOOK_UP(suffix) look_up_floats##suffix
+#include "table_look_up.h"
 
 /* ------------------------------------------------------------------------------------------------ merge */
 
@@ -436,7 +339,7 @@ static void run_unit(const sb_conv *conv, const table_plan *table, table_scratch
             END_STAGE(conv, build, &since);
             job.quads = table_chunk_quads(table, chunk);
             job.first = chunk == 0;
-            look_ups[table->vectors][registers](&job);
+            look_up_floats_all[table->vectors][registers](&job);
             job.nibbles += (size_t)weight->filters * table->taps * table_tap_bytes(job.quads);
             END_STAGE(conv, look_up, &since);
         }
