@@ -198,8 +198,20 @@ ALWAYS_INLINE void look_up_levels_add(float *map, vshort sum, const look_up_job 
     }
 }
 
+ALWAYS_INLINE vshort look_up_levels_factor(uint64_t word) {
+    (void)word;
+    return (vshort){0};
+}
+
+ALWAYS_INLINE vshort look_up_levels_plus(vshort sum, vshort factor, vshort entry) {
+    (void)factor;
+    return sum + entry;
+}
+
 #define vsum vshort
 #define SUM_LANES SHORTS
+#define SUM_ENTRIES TABLE_ENTRIES
+#define SUM_REGISTERS 8
 #define LOOK_UP(suffix) look_up_levels##suffix
 #include "table_look_up.h"
 

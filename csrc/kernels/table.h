@@ -1,8 +1,8 @@
 /* The table kernel: convolutions with ±1 filters by look-up of partial sums, pixels in the lanes.
  *
- * Four input channels a, b, c, d ("a quad") have 16 signed sums ±a±b±c±d. They are built once per pixel, as vectors over
- * pixels, in the first-level cache; a filter tap over a quad is then a nibble, and its contribution to a vector of
- * pixels is one aligned load-and-add.
+ * Four input channels a, b, c, d ("a quad") have 16 signed sums ±a±b±c±d. They, or the half that the others are negatives
+ * of, are built once per pixel, as vectors over pixels, in the first-level cache; a filter tap over a quad is then a
+ * nibble, and its contribution to a vector of pixels is one aligned load-and-add.
  *
  *   segment   `rows` consecutive output rows of one input block, at most `slot` pixels wide
  *   block     what is looked up together: the accumulators of one filter are rows · vectors registers
@@ -31,6 +31,7 @@
 enum {
     TABLE_QUAD = 4,          /* channels per look-up */
     TABLE_ENTRIES = 16,      /* signed sums of a quad */
+    TABLE_HALF = 8,          /* those in which the last channel counts +1; the others are their negatives */
     TABLE_MAX_VECTORS = 8,   /* registers of accumulators per filter */
     TABLE_MAX_QUADS = 8,     /* per chunk: the nibbles of one tap fit a 32-bit word */
     TABLE_MAX_LANES = 16,
@@ -62,6 +63,7 @@ typedef struct {
 
 typedef struct table_plan {
     int lanes, slot, vectors, rows;    /* vectors: registers per row of a slot */
+    int entries;                       /* of the table per quad and vector: TABLE_ENTRIES, or TABLE_HALF */
     int segments;                      /* per block: lanes / slot, at least 1 */
     int x_tiles, y_tiles, left, right; /* left, right: lanes of a slot lost to the halo between two tiles */
     int unit_regions, unit_blocks, units;
@@ -97,6 +99,11 @@ static inline int table_chunk_quads(const table_plan *table, int chunk) {
     const int rest = table->quads - chunk * table->chunk_quads;
     return rest < table->chunk_quads ? rest : table->chunk_quads;
 }
+
+/* Half of the sums are enough where adding a sum and adding its negative are one instruction: a fused multiply-add with
+ * +1 or -1. Rows of four lanes keep all, since SSE2 has none. A nibble then has the bit TABLE_HALF where it negates, and its
+ * other bits, inverted where it does, number the sum. */
+static inline int table_entries(bool levels, int lanes) { return levels || lanes == 4 ? TABLE_ENTRIES : TABLE_HALF; }
 
 /* Bytes of one tap of one filter in a chunk of so many quads, two nibbles per byte. */
 static inline int table_tap_bytes(int chunk_quads) { return (chunk_quads + 1) / 2; }

@@ -4,8 +4,8 @@
 enum {
     ENTRY_BYTES = LANES * sizeof(float),
     ENTRY_SHIFT = LANES == 16 ? 6 : LANES == 8 ? 5 : 4, /* log2 of ENTRY_BYTES */
-    ENTRY_MASK = (TABLE_ENTRIES - 1) << ENTRY_SHIFT,
-    VECTOR_FLOATS = TABLE_ENTRIES * LANES, /* of the table, per vector of pixels */
+    FLOAT_ENTRIES = LANES == 4 ? TABLE_ENTRIES : TABLE_HALF, /* as table_entries has it */
+    VECTOR_FLOATS = FLOAT_ENTRIES * LANES, /* of the table, per vector of pixels */
 };
 
 static const vfloat zero_vector;
@@ -125,13 +125,14 @@ ALWAYS_INLINE vfloat load_pixels(const float *source, int count, int stride) {
     return vload(lanes);
 }
 
-/* All 16 signed sums of a quad for one vector of pixels; bit i of an entry's number is the sign of channel i. */
+/* The signed sums of a quad for one vector of pixels: bit i of a sum's number is the sign of channel i. Half a table has the
+ * second half of them. */
 ALWAYS_INLINE void store_sums(vfloat a, vfloat b, vfloat c, vfloat d, float *sums) {
     const vfloat low[4] = {-(a + b), a - b, b - a, a + b};
     const vfloat high[4] = {-(c + d), c - d, d - c, c + d};
     UNROLL
-    for (int entry = 0; entry < TABLE_ENTRIES; entry++)
-        *(vfloat *)(sums + entry * LANES) = low[entry % 4] + high[entry / 4];
+    for (int number = TABLE_ENTRIES - FLOAT_ENTRIES; number < TABLE_ENTRIES; number++, sums += LANES)
+        *(vfloat *)sums = low[number % 4] + high[number / 4];
 }
 
 /* A quad whose rows fill registers: straight from the input to the table. Vectors of padding were cleared before. */
@@ -143,7 +144,7 @@ static NEVER_INLINE void build_quad(const table_scratch *scratch, const float *i
         UNROLL
         for (int c = 0; c < TABLE_QUAD; c++)
             x[c] = c < channels ? load_pixels(in + c * plane + copy->source, copy->count, stride) : zero_vector;
-        store_sums(x[0], x[1], x[2], x[3], table + (size_t)copy->target * TABLE_ENTRIES);
+        store_sums(x[0], x[1], x[2], x[3], table + (size_t)copy->target * FLOAT_ENTRIES);
     }
 }
 
@@ -237,8 +238,32 @@ ALWAYS_INLINE void look_up_floats_add(float *map, vfloat sum, const look_up_job 
     *(vfloat *)map = sum + (job->first ? (vfloat){0} : *(const vfloat *)map);
 }
 
+#if LANES == 4
+ALWAYS_INLINE vfloat look_up_floats_factor(uint64_t word) {
+    (void)word;
+    return (vfloat){0};
+}
+
+ALWAYS_INLINE vfloat look_up_floats_plus(vfloat sum, vfloat factor, vfloat entry) {
+    (void)factor;
+    return sum + entry;
+}
+#else
+/* +1, and -1 as far behind it as the bit TABLE_HALF of a nibble is worth in the offset of an entry. */
+static const float entry_factors[TABLE_HALF * LANES + 1] = {[0] = 1, [TABLE_HALF * LANES] = -1};
+
+ALWAYS_INLINE vfloat look_up_floats_factor(uint64_t word) {
+    const uint8_t *factors = (const uint8_t *)entry_factors;
+    return vsplat(*(const float *)(factors + (word & TABLE_HALF << ENTRY_SHIFT)));
+}
+
+ALWAYS_INLINE vfloat look_up_floats_plus(vfloat sum, vfloat factor, vfloat entry) { return sum + factor * entry; }
+#endif
+
 #define vsum vfloat
 #define SUM_LANES LANES
+#define SUM_ENTRIES FLOAT_ENTRIES
+#define SUM_REGISTERS (LANES == 16 ? 16 : 8)
 #define LOOK_UP(suffix) look_up_floats##suffix
 #include "table_look_up.h"
 

@@ -1,8 +1,12 @@
 /* Look-ups in a table whose sums are of one type, with a kernel for every block of registers. Included once a type, with
  *     vsum             the vector of sums that one register holds
  *     SUM_LANES        how many
- *     LOOK_UP(suffix)  the names of what is defined here: LOOK_UP(_all) is the array of kernels; LOOK_UP(_shift) and
- *                      LOOK_UP(_add) are there before: sums moved by the lanes of a step, and sums added to their map */
+ *     SUM_ENTRIES      of the table per quad and vector: TABLE_ENTRIES, or TABLE_HALF
+ *     SUM_REGISTERS    sums that are added up at once: enough of them that additions need not wait for each other
+ *     LOOK_UP(suffix)  the names of what is defined here: LOOK_UP(_all) is the array of kernels. There before are
+ *                      LOOK_UP(_factor), +1 or -1 as the lowest nibble of a word, times the size of an entry, has it;
+ *                      LOOK_UP(_plus), a sum and an entry, times that; LOOK_UP(_shift), sums moved by the lanes of a
+ *                      step; and LOOK_UP(_add), sums added to their map */
 
 /* Sums of `filters` filters, each over `registers` vectors of pixels: rows of `vectors` registers side by side.
  * All three are constants of the caller, so that every sum stays in a register. */
@@ -10,7 +14,7 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
                                    const int vectors) {
     const table_plan *table = job->table;
     const int quads = job->quads, tap_bytes = table_tap_bytes(quads);
-    const size_t quad_bytes = (size_t)table->table_vectors * TABLE_ENTRIES * ENTRY_BYTES;
+    const size_t quad_bytes = (size_t)table->table_vectors * SUM_ENTRIES * ENTRY_BYTES;
     const uint8_t *nibbles[TABLE_MAX_VECTORS];
     vsum sum[2 * TABLE_MAX_VECTORS], parked[2 * TABLE_MAX_VECTORS];
     const int32_t *tap_vector = table->tap_vector;
@@ -26,7 +30,7 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
     for (int s = 0; s < table->steps_count; s++) {
         const table_step *step = &table->steps[s];
         for (int tap = 0; tap < step->taps; tap++) {
-            const uint8_t *entries = (const uint8_t *)job->sums + *tap_vector++ * (TABLE_ENTRIES * ENTRY_BYTES);
+            const uint8_t *entries = (const uint8_t *)job->sums + *tap_vector++ * (SUM_ENTRIES * ENTRY_BYTES);
             uint64_t word[TABLE_MAX_VECTORS];
             UNROLL
             for (int f = 0; f < filters; f++) {
@@ -38,12 +42,14 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
             for (int quad = 0; quad < quads; quad++, entries += quad_bytes)
                 UNROLL
                 for (int f = 0; f < filters; f++) {
-                    const uint8_t *entry = entries + (word[f] & ENTRY_MASK);
+                    const uint8_t *entry = entries + (word[f] & (SUM_ENTRIES - 1) << ENTRY_SHIFT);
+                    const vsum factor = LOOK_UP(_factor)(word[f]);
                     HIDE(entry); /* one address per nibble: base + index in every load would double the work of issue */
                     word[f] >>= 4;
                     UNROLL
                     for (int r = 0; r < registers; r++)
-                        sum[f * registers + r] += *(const vsum *)(entry + r * (TABLE_ENTRIES * ENTRY_BYTES));
+                        sum[f * registers + r] = LOOK_UP(_plus)(sum[f * registers + r], factor,
+                                                                *(const vsum *)(entry + r * (SUM_ENTRIES * ENTRY_BYTES)));
                 }
         }
         for (int repeat = 0; repeat < step->repeats; repeat++) {
@@ -82,31 +88,34 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
         LOOK_UP(_add)(map + i * SUM_LANES, sum[i], job);
 }
 
-/* Blocks of few registers take several filters at once, or the additions would wait for each other. */
-#define DEFINE_LOOK_UP(registers, vectors, filters) \
+/* Blocks of few registers take several filters at once, up to as many as have their addresses in registers. */
+#define LOOK_UP_FILTERS(registers) \
+    (SUM_REGISTERS < 2 * (registers) ? 1 : SUM_REGISTERS > 6 * (registers) ? 6 : SUM_REGISTERS / (registers))
+#define DEFINE_LOOK_UP(registers, vectors) \
     static void LOOK_UP(_##registers##_##vectors)(const look_up_job *job) \
     { \
+        const int filters = LOOK_UP_FILTERS(registers); \
         int position = 0; \
         for (; position + filters <= job->listed; position += filters) \
             LOOK_UP(_filters)(job, position, filters, registers, vectors); \
         for (; position < job->listed; position++) \
             LOOK_UP(_filters)(job, position, 1, registers, vectors); \
     }
-DEFINE_LOOK_UP(1, 1, 8)
-DEFINE_LOOK_UP(2, 1, 4)
-DEFINE_LOOK_UP(3, 1, 3)
-DEFINE_LOOK_UP(4, 1, 2)
-DEFINE_LOOK_UP(5, 1, 1)
-DEFINE_LOOK_UP(6, 1, 1)
-DEFINE_LOOK_UP(7, 1, 1)
-DEFINE_LOOK_UP(8, 1, 1)
-DEFINE_LOOK_UP(2, 2, 4)
-DEFINE_LOOK_UP(4, 2, 2)
-DEFINE_LOOK_UP(6, 2, 1)
-DEFINE_LOOK_UP(8, 2, 1)
-DEFINE_LOOK_UP(4, 4, 2)
-DEFINE_LOOK_UP(8, 4, 1)
-DEFINE_LOOK_UP(8, 8, 1)
+DEFINE_LOOK_UP(1, 1)
+DEFINE_LOOK_UP(2, 1)
+DEFINE_LOOK_UP(3, 1)
+DEFINE_LOOK_UP(4, 1)
+DEFINE_LOOK_UP(5, 1)
+DEFINE_LOOK_UP(6, 1)
+DEFINE_LOOK_UP(7, 1)
+DEFINE_LOOK_UP(8, 1)
+DEFINE_LOOK_UP(2, 2)
+DEFINE_LOOK_UP(4, 2)
+DEFINE_LOOK_UP(6, 2)
+DEFINE_LOOK_UP(8, 2)
+DEFINE_LOOK_UP(4, 4)
+DEFINE_LOOK_UP(8, 4)
+DEFINE_LOOK_UP(8, 8)
 
 static void (*const LOOK_UP(_all)[][TABLE_MAX_VECTORS + 1])(const look_up_job *) = {
     [1] = {NULL, LOOK_UP(_1_1), LOOK_UP(_2_1), LOOK_UP(_3_1), LOOK_UP(_4_1), LOOK_UP(_5_1), LOOK_UP(_6_1), LOOK_UP(_7_1),
@@ -117,6 +126,9 @@ static void (*const LOOK_UP(_all)[][TABLE_MAX_VECTORS + 1])(const look_up_job *)
 };
 
 #undef DEFINE_LOOK_UP
+#undef LOOK_UP_FILTERS
 #undef LOOK_UP
+#undef SUM_REGISTERS
+#undef SUM_ENTRIES
 #undef SUM_LANES
 #undef vsum

@@ -61,7 +61,9 @@ static NEVER_INLINE void PASTE(merge_region, WIDTH)(const merge_job *job) {
             PASTE(merge_pieces, WIDTH)(job, first, 2, true);
         else
             PASTE(merge_pieces, WIDTH)(job, first, 2, false);
-    if (first < job->pieces_count)
+    if (first < job->pieces_count && job->whole)
+        PASTE(merge_pieces, WIDTH)(job, first, 1, true);
+    else if (first < job->pieces_count)
         PASTE(merge_pieces, WIDTH)(job, first, 1, false);
 }
 

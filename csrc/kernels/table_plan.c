@@ -134,7 +134,7 @@ static int most_quads(const sb_conv *conv) {
 
 /* Chunks of equal size, as large as the cache allows. An odd number of quads would waste a nibble. */
 static void choose_chunks(const sb_conv *conv, table_plan *table) {
-    const int quad_bytes = table->table_vectors * TABLE_ENTRIES * table->lanes * lane_bytes(conv);
+    const int quad_bytes = table->table_vectors * table->entries * table->lanes * lane_bytes(conv);
     const int cached = larger(2, CACHE_BYTES / quad_bytes / 2 * 2);
     table->quads = ceil_div(conv->weight.depth, TABLE_QUAD);
     const bool whole = table->whole_chunks && cached >= TABLE_MAX_QUADS;
@@ -147,7 +147,7 @@ static void choose_chunks(const sb_conv *conv, table_plan *table) {
 }
 
 static int table_bytes(const sb_conv *conv, const table_plan *table) {
-    return table->chunk_quads * table->table_vectors * TABLE_ENTRIES * table->lanes * lane_bytes(conv);
+    return table->chunk_quads * table->table_vectors * table->entries * table->lanes * lane_bytes(conv);
 }
 
 /* Cycles, roughly, of a core with two loads and one store a cycle. */
@@ -157,7 +157,7 @@ static double estimate(const sb_conv *conv, const table_plan *table) {
     const bool fits = table_bytes(conv, table) <= CACHE_LIMIT; /* sums in the second level are far away */
     const double load_bound = registers * 0.5, decode_bound = (registers + 4.5) / 6;
     const double look_up = (load_bound > decode_bound ? load_bound : decode_bound) * (fits ? 1.3 : 1.8);
-    const double store = table->table_vectors * (TABLE_ENTRIES * (fits ? 1.3 : 3.9) + 6.0);
+    const double store = table->table_vectors * (table->entries * (fits ? 1.3 : 3.9) + 6.0);
     const double build = table->quads * (store + 4.0 * table->segments);
     const double filter = table->quads * table->taps * look_up + table->chunks * (registers * (1.5 + shifts) + 12);
     double merge = per_group * (registers * (conv->weight.blocks + 2.0) * table->segments / 2 + 10);
@@ -202,7 +202,10 @@ bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table) {
         return false;
     int best_slot = 0, best_rows = 0;
     double best = 0;
-    *table = (table_plan){.lanes = lanes, .taps = weight->kernel_h * weight->kernel_w, .most_quads = most_quads(conv)};
+    *table = (table_plan){
+        .lanes = lanes, .entries = table_entries(has_levels(conv), lanes),
+        .taps = weight->kernel_h * weight->kernel_w, .most_quads = most_quads(conv),
+    };
     if (table->most_quads == 0)
         return false;
     table->whole_chunks = has_levels(conv) && whole_chunks_fit(conv);
@@ -292,6 +295,11 @@ unsigned table_source_nibble(const uint8_t *bits, size_t bit, int channels) {
     return nibble;
 }
 
+/* The number of a sum in the table, with the bit that negates it where the table holds half of them. */
+static unsigned find_entry(const table_plan *table, unsigned nibble) {
+    return table->entries == TABLE_ENTRIES ? nibble : nibble & TABLE_HALF ? nibble ^ TABLE_HALF : ~nibble & 15;
+}
+
 /* As many bits as are stored, up to rounding. */
 static size_t nibbles_size(const sb_conv *conv, const table_plan *table) {
     const size_t taps = (size_t)table->taps * conv->weight.filters;
@@ -313,7 +321,7 @@ static void pack_nibbles(const sb_conv *conv, table_plan *table) {
                     const int channel = (chunk * table->chunk_quads + quad) * TABLE_QUAD;
                     const unsigned nibble =
                         table_source_nibble(conv->weight.bits, first + channel, smaller(TABLE_QUAD, depth - channel));
-                    out[quad / 2] |= (uint8_t)(nibble << quad % 2 * 4);
+                    out[quad / 2] |= (uint8_t)(find_entry(table, nibble) << quad % 2 * 4);
                 }
             }
     }
