@@ -244,14 +244,17 @@ class Network:
                 f"input of shape {array.shape}: this network takes (N, {', '.join(map(str, self.input_shape))}); "
                 "load(file, input_shape=...) opens it for another size"
             )
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as in PyTorch
-            batch = np.ascontiguousarray(array[None] if single else array, dtype=np.float32)
-        return batch, single
+        if single:
+            array = array[None]
+        if array.dtype != np.float32:
+            with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as in PyTorch
+                array = array.astype(np.float32)
+        return np.ascontiguousarray(array), single
 
     def _run(self, batch: Float32, out: Float32) -> None:
         context = self._take()
         try:
-            library().sb_run(context, batch.ctypes.data, len(batch), out.ctypes.data)
+            library().sb_run(context, _address(batch), len(batch), _address(out))
         finally:
             self._give(context)
 
@@ -276,7 +279,7 @@ class Network:
             team, error = c_void_p(), Error()
             check(library().sb_team_create(self._model, threads, byref(team), byref(error)), error, self._arguments[2])
         try:
-            library().sb_team_run(team, batch.ctypes.data, len(batch), out.ctypes.data)
+            library().sb_team_run(team, _address(batch), len(batch), _address(out))
         finally:
             with self._lock:
                 waiting.append(team)
@@ -291,6 +294,13 @@ def _as_array(x: Any) -> NDArray[Any]:
         raise InputError(
             f"{type(x).__name__} does not turn into an array: {error}; for a tensor pass x.detach().cpu().float()"
         ) from error
+
+
+def _address(array: Float32) -> int:
+    """Where the numbers are. The buffer protocol says it in a third of the time of `array.ctypes.data`."""
+    if array.size and array.flags.writeable:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    return array.ctypes.data
 
 
 def _rebuild(data: bytes, input_shape: Shape | None, isa: str | None, source: str) -> Network:
