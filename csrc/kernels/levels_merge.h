@@ -55,9 +55,11 @@ ALWAYS_INLINE void PASTE(scatter_levels, WIDTH)(const level_merge_job *job, cons
     }
 }
 
-/* `count` pieces of every channel of a group, from piece `first` on; `straight`: each is one run of the output. */
+/* `count` pieces of every channel of a group, from piece `first` on. `straight`: each is one run of the output; `plain`: levels
+ * are all that is written, and nothing is added. Whatever the loop reads is a local copy: for all that the compiler
+ * knows, a byte that is stored may be part of anything in memory. */
 ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int first, const int count,
-                                              const bool straight, const bool ratios) {
+                                              const bool straight, const bool plain) {
     const sb_conv *conv = job->conv;
     const sb_weight *weight = &conv->weight;
     const size_t plane_size = (size_t)conv->out_height * conv->out_width, k = (size_t)weight->blocks;
@@ -66,71 +68,80 @@ ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int fi
     const bool folds = !job->out && range.high == INFINITY; /* rounding is monotonic: the lower limit may come behind it */
     if (folds && range.low * to.factor > to.lowest)
         to.lowest = range.low * to.factor;
-    for (size_t t = job->begin; t < job->end; t++) {
-        const uint32_t *offset = job->map_offset + t * k;
-        const float *ratio = weight->ratio ? weight->ratio + t * k : NULL;
+    const level_piece *pieces = job->pieces + first;
+    ptrdiff_t at[4];
+    size_t offset[4];
+    UNROLL
+    for (int p = 0; p < count; p++) {
+        at[p] = pieces[p].map;
+        offset[p] = pieces[p].offset[0];
+    }
+    const float *const *map = job->map, *scales = weight->scale, *shifts = weight->shift, *ratio = weight->ratio;
+    const uint32_t *map_offset = job->map_offset + job->begin * k;
+    const size_t end = job->end;
+    int8_t *level_out = conv->level_out;
+    for (size_t t = job->begin; t < end; t++, map_offset += k) {
+        const float *from = map[0] + map_offset[0];
         FLOATS sum[4];
         UNROLL
         for (int p = 0; p < count; p++)
-            sum[p] = LOAD(job->map[0] + offset[0] + job->pieces[first + p].map);
+            sum[p] = LOAD(from + at[p]);
         for (size_t i = 1; i < k; i++) {
-            const float *from = job->map[i] + offset[i];
+            from = map[i] + map_offset[i];
+            const FLOATS factor = SPLAT(ratio ? ratio[t * k + i] : 1.0f); /* the product with 1 is exact */
             UNROLL
             for (int p = 0; p < count; p++) {
-                FLOATS term = LOAD(from + job->pieces[first + p].map);
-                if (ratios) {
-                    term *= SPLAT(ratio[i]);
-                    KEEP(term);
-                }
+                FLOATS term = factor * LOAD(from + at[p]);
+                KEEP(term);
                 sum[p] += term;
             }
         }
-        const FLOATS scale = SPLAT(weight->scale[t]), shift = SPLAT(weight->shift ? weight->shift[t] : 0.0f);
+        const FLOATS scale = SPLAT(scales[t]), shift = SPLAT(shifts ? shifts[t] : 0.0f);
         UNROLL
         for (int p = 0; p < count; p++) {
-            const level_piece *piece = &job->pieces[first + p];
             FLOATS v = sum[p] * scale;
             KEEP(v);
             v += shift;
-            if (conv->added) {
+            if (!plain && conv->added) {
                 const float *added = conv->added + t * plane_size;
-                v += straight ? LOAD(added + piece->offset[0]) : PASTE(gather_piece, WIDTH)(job, piece, added);
+                v += straight ? LOAD(added + offset[p]) : PASTE(gather_piece, WIDTH)(job, &pieces[p], added);
             }
             if (!folds)
                 v = PASTE(at_most, WIDTH)(PASTE(at_least, WIDTH)(v, SPLAT(range.low)), SPLAT(range.high));
             KEEP(v);
-            if (job->out && straight)
-                STORE(job->out + t * plane_size + piece->offset[0], v);
-            else if (job->out)
-                PASTE(scatter_piece, WIDTH)(job, piece, v, job->out + t * plane_size);
-            if (conv->level_out && straight)
-                STORE_LEVELS(conv->level_out + t * plane_size + piece->offset[0], v, to);
-            else if (conv->level_out)
-                PASTE(scatter_levels, WIDTH)(job, piece, v, to, conv->level_out + t * plane_size);
+            if (!plain && job->out && straight)
+                STORE(job->out + t * plane_size + offset[p], v);
+            else if (!plain && job->out)
+                PASTE(scatter_piece, WIDTH)(job, &pieces[p], v, job->out + t * plane_size);
+            if ((plain || level_out) && straight)
+                STORE_LEVELS(level_out + t * plane_size + offset[p], v, to);
+            else if (plain || level_out)
+                PASTE(scatter_levels, WIDTH)(job, &pieces[p], v, to, level_out + t * plane_size);
         }
     }
 }
 
+/* All pieces, four at a time while there are as many. */
+ALWAYS_INLINE void PASTE(merge_level_runs, WIDTH)(const level_merge_job *job, const bool straight, const bool plain) {
+    int first = 0;
+    for (; first + 4 <= job->pieces_count; first += 4)
+        PASTE(merge_levels, WIDTH)(job, first, 4, straight, plain);
+    for (; first + 2 <= job->pieces_count; first += 2)
+        PASTE(merge_levels, WIDTH)(job, first, 2, straight, plain);
+    if (first < job->pieces_count)
+        PASTE(merge_levels, WIDTH)(job, first, 1, straight, plain);
+}
+
 static NEVER_INLINE void PASTE(merge_level_pieces, WIDTH)(const level_merge_job *job) {
-    const bool ratios = job->conv->weight.ratio != NULL;
-    for (int first = 0; first < job->pieces_count;) {
-        const int left = job->pieces_count - first, count = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        if (!job->straight && count == 4)
-            PASTE(merge_levels, WIDTH)(job, first, 4, false, ratios);
-        else if (!job->straight && count == 2)
-            PASTE(merge_levels, WIDTH)(job, first, 2, false, ratios);
-        else if (!job->straight)
-            PASTE(merge_levels, WIDTH)(job, first, 1, false, ratios);
-        else if (count == 4 && ratios)
-            PASTE(merge_levels, WIDTH)(job, first, 4, true, true);
-        else if (count == 4)
-            PASTE(merge_levels, WIDTH)(job, first, 4, true, false);
-        else if (count == 2)
-            PASTE(merge_levels, WIDTH)(job, first, 2, true, ratios);
-        else
-            PASTE(merge_levels, WIDTH)(job, first, 1, true, ratios);
-        first += count;
-    }
+    const bool plain = job->conv->level_out && !job->out && !job->conv->added;
+    if (job->straight && plain)
+        PASTE(merge_level_runs, WIDTH)(job, true, true);
+    else if (job->straight)
+        PASTE(merge_level_runs, WIDTH)(job, true, false);
+    else if (plain)
+        PASTE(merge_level_runs, WIDTH)(job, false, true);
+    else
+        PASTE(merge_level_runs, WIDTH)(job, false, false);
 }
 
 #undef FLOATS
