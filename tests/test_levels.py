@@ -88,6 +88,19 @@ def test_the_largest_sums_do_not_overflow(positive: bool, levels: Levels, row: s
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("positive", [True, False])
+def test_chunks_are_added_in_16_bits_while_their_sums_fit(positive: bool, row: str) -> None:
+    """258 signs of a kind reach 32,766 over inputs at the end of the range, and 259 would not fit."""
+    signs = np.full((16, 560, 1, 1), -1, np.int8)
+    for number, filter_signs in enumerate(signs):
+        filter_signs[: 250 + number] = 1
+    conv = r.Conv(inputs=(0,), weight=r.Binary(signs if positive else -signs), levels=Levels(1.0))
+    x = np.zeros((1, 560, 5, 17), np.float32)
+    x[:, : 250 + 15] = 127
+    assert check_exactly(Program((560, 5, 17), (conv,)), row, x) in ("table", "portable")
+
+
+@pytest.mark.parametrize("row", EVERY_ROW)
 @pytest.mark.parametrize("name", [name for name in CORE_CASES if name.startswith("levels")])
 def test_whole_networks(name: str, row: str) -> None:
     """Chains, residual blocks, pools, two kinds of levels: between layers the levels alone are kept in a normal run."""

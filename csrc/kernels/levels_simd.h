@@ -41,10 +41,10 @@ ALWAYS_INLINE vshort load_levels(const int8_t *source, int count, int stride) {
     return widen(lanes);
 }
 
-/* Sums moved by `lanes` as shift_lanes does it for floats; `narrow`: several slots share the register. */
+/* Sums moved by `lanes` as shift_lanes does it for floats, in a row of several registers, */
 #if LANES == 16
-ALWAYS_INLINE vshort shift_shorts(vshort v, vshort neighbour, const int16_t *select, int lanes, bool narrow) {
-    (void)lanes, (void)narrow;
+ALWAYS_INLINE vshort shift_shorts(vshort v, vshort neighbour, const int16_t *select, int lanes) {
+    (void)lanes;
     return (vshort)_mm512_permutex2var_epi16((__m512i)v, _mm512_loadu_si512(select), (__m512i)neighbour);
 }
 #else
@@ -56,8 +56,9 @@ ALWAYS_INLINE vshort shift_shorts(vshort v, vshort neighbour, const int16_t *sel
 #define SHIFTS(n)                                                                                                      \
     case n: return __builtin_shufflevector(neighbour, v, FROM(SHORTS - n));                                            \
     case -n: return __builtin_shufflevector(v, neighbour, FROM(n));
-ALWAYS_INLINE vshort move_shorts(vshort v, vshort neighbour, int lanes) {
+ALWAYS_INLINE vshort shift_shorts(vshort v, vshort neighbour, const int16_t *select, int lanes) {
     vshort around[3];
+    (void)select;
     switch (lanes) {
         SHIFTS(1)
         SHIFTS(2)
@@ -71,12 +72,21 @@ ALWAYS_INLINE vshort move_shorts(vshort v, vshort neighbour, int lanes) {
 }
 #undef SHIFTS
 #undef FROM
+#endif
 
-ALWAYS_INLINE vshort shift_shorts(vshort v, vshort neighbour, const int16_t *select, int lanes, bool narrow) {
-    const vshort moved = move_shorts(v, neighbour, lanes);
+/* and in rows of one register, or of a part of it (`narrow`): what comes from outside is zero. */
+#if LANES == 16
+ALWAYS_INLINE vshort shift_row_of_shorts(vshort v, const table_step *step, bool narrow) {
+    (void)narrow;
+    const __m512i select = _mm512_loadu_si512(step->select_short);
+    return (vshort)_mm512_maskz_permutexvar_epi16(step->inside, select, (__m512i)v);
+}
+#else
+ALWAYS_INLINE vshort shift_row_of_shorts(vshort v, const table_step *step, bool narrow) {
+    const vshort moved = shift_shorts(v, (vshort){0}, step->select_short, step->lanes);
     if (!narrow)
         return moved;
-    const vshort from = *(const vshort_u *)select;
+    const vshort from = *(const vshort_u *)step->select_short;
     return moved & (vshort)(from < SHORTS);
 }
 #endif

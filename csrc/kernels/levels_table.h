@@ -1,13 +1,14 @@
 /* The table kernel on levels: table.h with 16-bit sums, two for each float of a register.
  *
- * The sums of a chunk are sure to fit 16 bits (table_plan.c chooses it so); from chunk to chunk they are added in 32 bits,
- * and after the last one they become the floats that are merged. Everything up to there is exact. */
+ * The sums of a span of chunks are sure to fit 16 bits (table_plan.c chooses it so); from span to span they are added in
+ * 32 bits, and after the last one they become the floats that are merged. Everything up to there is exact. */
 
 enum { LEVEL_VECTOR_SHORTS = TABLE_ENTRIES * SHORTS }; /* of the table, per vector of pixels */
 
 typedef struct {
     int16_t *table;   /* [quad of the chunk][vector][entry][lane] */
     int8_t *stage[2]; /* [channel of the quad][vector][lane], used in turn where segments share registers */
+    int16_t *span;    /* [place in the list of a block][row][vector][lane]: sums over the chunks that 16 bits hold */
     float *maps;      /* [block of the unit][place in its list][row][vector][lane]; whole numbers until the last chunk */
     const float **map; /* [input block]: its first map, for the region that is merged */
     pixel_copy *copies;
@@ -20,6 +21,7 @@ static size_t carve_level_scratch(const sb_conv *conv, const table_plan *table, 
     scratch->table = carve(memory, &used, (size_t)table->chunk_quads * table->table_vectors * LEVEL_VECTOR_SHORTS * 2);
     for (int i = 0; i < 2; i++)
         scratch->stage[i] = carve(memory, &used, (size_t)TABLE_QUAD * table->table_vectors * SHORTS);
+    scratch->span = carve(memory, &used, (size_t)table->max_list * registers * SHORTS * 2);
     scratch->maps = carve(memory, &used, (size_t)table->unit_blocks * table->max_list * registers * SHORTS * 4);
     scratch->map = carve(memory, &used, (size_t)conv->weight.blocks * sizeof *scratch->map);
     scratch->copies = carve(memory, &used, (size_t)table->table_vectors * table->segments * sizeof *scratch->copies);
@@ -181,11 +183,20 @@ static void build_level_chunk(const sb_conv *conv, const table_plan *table, cons
 
 /* ---------------------------------------------------------------------------------------------- look up */
 
-ALWAYS_INLINE vshort look_up_levels_shift(vshort sum, vshort other, const table_step *step, bool narrow) {
-    return shift_shorts(sum, other, step->select_short, step->lanes, narrow);
+ALWAYS_INLINE vshort look_up_levels_shift(vshort sum, vshort other, const table_step *step, const int vectors,
+                                          const look_up_job *job) {
+    return vectors == 1 ? shift_row_of_shorts(sum, step, job->narrow) : shift_shorts(sum, other, step->select_short, step->lanes);
 }
 
-ALWAYS_INLINE void look_up_levels_add(float *map, vshort sum, const look_up_job *job) {
+ALWAYS_INLINE void look_up_levels_add(const look_up_job *job, size_t place, vshort sum) {
+    vshort *span = (vshort *)(job->span + place);
+    if (!job->span_begins)
+        sum += *span;
+    if (!job->span_ends) {
+        *span = sum;
+        return;
+    }
+    float *map = job->maps + place;
     UNROLL
     for (int half = 0; half < 2; half++, map += LANES) {
         vword wide = widen_half(sum, half);
@@ -341,6 +352,9 @@ static void run_level_unit(const sb_conv *conv, const table_plan *table, level_s
             .list = table->list + list[0],
             .listed = (int)(list[1] - list[0]),
             .maps = scratch->maps + (size_t)block * table->max_list * registers * SHORTS,
+            .span = scratch->span,
+            .first = true,
+            .span_begins = true,
             .narrow = table->segments > 1,
         };
         plan_level_block(conv, table, unit % units, block, scratch);
@@ -348,9 +362,11 @@ static void run_level_unit(const sb_conv *conv, const table_plan *table, level_s
             build_level_chunk(conv, table, scratch, group_in, chunk);
             END_STAGE(conv, build, &since);
             job.quads = table_chunk_quads(table, chunk);
-            job.first = chunk == 0;
             job.last = chunk + 1 == table->chunks;
+            job.span_ends = table->span_ends[chunk];
             look_up_levels_all[table->vectors][registers](&job);
+            job.first = job.first && !job.span_ends;
+            job.span_begins = job.span_ends;
             job.nibbles += (size_t)weight->filters * table->taps * table_tap_bytes(job.quads);
             END_STAGE(conv, look_up, &since);
         }

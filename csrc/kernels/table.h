@@ -54,7 +54,8 @@ typedef struct {
  */
 typedef struct {
     int32_t select[TABLE_MAX_LANES]; /* the lanes that a shift takes, see shift_lanes */
-    int16_t select_short[TABLE_MAX_SHORTS]; /* the same for lanes of 16 bits */
+    int16_t select_short[TABLE_MAX_SHORTS]; /* the same for lanes of 16 bits, */
+    uint32_t inside;                 /* and which of them come from the register itself */
     int lanes;                       /* of one shift */
     int repeats;                     /* shifts wider than a register are done in several */
     int taps;                        /* how many taps are looked up before the shift */
@@ -83,6 +84,8 @@ typedef struct table_plan {
     uint32_t *map_offset;              /* (out, blocks): of the filter's map among those of its block, in floats */
     uint16_t *place;                   /* (filters): used while the lists are made */
     uint8_t *nibbles;                  /* chunk, filter, tap, quad */
+    bool *span_ends;                   /* (chunks): sums of 16 bits might not hold the next chunk as well */
+    uint16_t *span_positive, *chunk_positive; /* (filters): used while the spans are found */
 } table_plan;
 
 /* Geometry for registers of `lanes` floats, or twice as many sums of levels in 16 bits where the input consists of

@@ -225,16 +225,20 @@ typedef struct {
     const uint16_t *list;  /* of filters */
     int listed, quads;
     float *maps;           /* [place in the list][register][lane] */
-    bool first, last;      /* chunk: maps hold nothing yet; integers become floats */
+    bool first, last;      /* chunk, or span of them: maps hold nothing yet; integers become floats */
+    int16_t *span;         /* where sums of 16 bits are kept from chunk to chunk, as the maps are laid out, */
+    bool span_begins, span_ends; /* which they are until they go to the maps */
     bool narrow;           /* slots share registers of integers */
 } look_up_job;
 
-ALWAYS_INLINE vfloat look_up_floats_shift(vfloat sum, vfloat other, const table_step *step, bool narrow) {
-    (void)narrow;
+ALWAYS_INLINE vfloat look_up_floats_shift(vfloat sum, vfloat other, const table_step *step, const int vectors,
+                                          const look_up_job *job) {
+    (void)vectors, (void)job;
     return shift_lanes(sum, other, step->select, step->lanes);
 }
 
-ALWAYS_INLINE void look_up_floats_add(float *map, vfloat sum, const look_up_job *job) {
+ALWAYS_INLINE void look_up_floats_add(const look_up_job *job, size_t place, vfloat sum) {
+    float *map = job->maps + place;
     *(vfloat *)map = sum + (job->first ? (vfloat){0} : *(const vfloat *)map);
 }
 

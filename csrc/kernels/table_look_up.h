@@ -6,7 +6,7 @@
  *     LOOK_UP(suffix)  the names of what is defined here: LOOK_UP(_all) is the array of kernels. There before are
  *                      LOOK_UP(_factor), +1 or -1 as the lowest nibble of a word, times the size of an entry, has it;
  *                      LOOK_UP(_plus), a sum and an entry, times that; LOOK_UP(_shift), sums moved by the lanes of a
- *                      step; and LOOK_UP(_add), sums added to their map */
+ *                      step; and LOOK_UP(_add), sums added to their place in the maps */
 
 /* Sums of `filters` filters, each over `registers` vectors of pixels: rows of `vectors` registers side by side.
  * All three are constants of the caller, so that every sum stays in a register. */
@@ -60,7 +60,7 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
                 const int column = i % vectors;
                 const vsum before = column ? sum[column ? i - 1 : 0] : (vsum){0};
                 const vsum behind = column + 1 < vectors ? sum[column + 1 < vectors ? i + 1 : 0] : (vsum){0};
-                shifted[i] = LOOK_UP(_shift)(sum[i], vectors == 1 ? before : up ? before : behind, step, vectors == 1 && job->narrow);
+                shifted[i] = LOOK_UP(_shift)(sum[i], up ? before : behind, step, vectors, job);
             }
             UNROLL
             for (int i = 0; i < filters * registers; i++) {
@@ -82,10 +82,10 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
                 sum[i] += parked[i];
     }
 
-    float *map = job->maps + (size_t)position * registers * SUM_LANES;
+    const size_t first = (size_t)position * registers * SUM_LANES;
     UNROLL
     for (int i = 0; i < filters * registers; i++)
-        LOOK_UP(_add)(map + i * SUM_LANES, sum[i], job);
+        LOOK_UP(_add)(job, first + i * SUM_LANES, sum[i]);
 }
 
 /* Blocks of few registers take several filters at once, up to as many as have their addresses in registers. */

@@ -2,11 +2,15 @@
 #include "table.h"
 
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__unix__)
+#include <unistd.h>
+#endif
 
 enum {
-    CACHE_BYTES = 32 * 1024, /* what the table of a chunk may take of the first-level cache */
+    CACHE_BYTES = 32 * 1024, /* the smallest first-level cache of data around */
     CACHE_LIMIT = 40 * 1024, /* what it may take at most, where even two quads of it are large */
 };
 
@@ -132,10 +136,28 @@ static int most_quads(const sb_conv *conv) {
     return quads > 1 ? smaller(TABLE_MAX_QUADS, quads / 2 * 2) : quads;
 }
 
+/* Bytes of the first-level cache, asked for once: in a virtual machine the answer takes long. */
+static int first_level_cache(void) {
+    static atomic_int known;
+    int bytes = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!bytes) {
+        bytes = CACHE_BYTES;
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+        const long size = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+        bytes = size > CACHE_BYTES ? (int)(size < 2 * CACHE_BYTES ? size : 2 * CACHE_BYTES) : CACHE_BYTES;
+#endif
+        atomic_store_explicit(&known, bytes, memory_order_relaxed);
+    }
+    return bytes;
+}
+
+/* What the table of a chunk may take. Sums of floats depend on their order, which should not depend on the machine. */
+static int cache_bytes(const sb_conv *conv) { return has_levels(conv) ? first_level_cache() * 5 / 6 : CACHE_BYTES; }
+
 /* Chunks of equal size, as large as the cache allows. An odd number of quads would waste a nibble. */
 static void choose_chunks(const sb_conv *conv, table_plan *table) {
     const int quad_bytes = table->table_vectors * table->entries * table->lanes * lane_bytes(conv);
-    const int cached = larger(2, CACHE_BYTES / quad_bytes / 2 * 2);
+    const int cached = larger(2, cache_bytes(conv) / quad_bytes / 2 * 2);
     table->quads = ceil_div(conv->weight.depth, TABLE_QUAD);
     const bool whole = table->whole_chunks && cached >= TABLE_MAX_QUADS;
     const int most = whole ? TABLE_MAX_QUADS : smaller(table->most_quads, cached);
@@ -239,6 +261,8 @@ static void select_lanes(const table_plan *table, table_step *step) {
         if (lane < TABLE_MAX_LANES)
             step->select[lane] = selected;
         step->select_short[lane] = (int16_t)selected;
+        if (inside)
+            step->inside |= (uint32_t)1 << lane;
     }
 }
 
@@ -327,6 +351,46 @@ static void pack_nibbles(const sb_conv *conv, table_plan *table) {
     }
 }
 
+/* Do the sums over `signs` signs, `positive` of them +1, fit 16 bits? Levels from 0 on add up to at most the highest one times the +1s. */
+static bool sums_fit(const sb_conv *conv, int signs, int positive) {
+    const int most = INT16_MAX / sb_highest_level(conv->levels);
+    return conv->levels.is_signed ? signs <= most : positive <= most && signs - positive <= most;
+}
+
+/* Counts the +1s of every filter in a chunk; returns where the next one begins. */
+static const uint8_t *count_positive(const sb_conv *conv, const table_plan *table, int quads, const uint8_t *nibbles) {
+    const int bytes = table->taps * table_tap_bytes(quads);
+    for (int filter = 0; filter < conv->weight.filters; filter++, nibbles += bytes) {
+        int positive = 0;
+        for (int i = 0; i < bytes; i++)
+            positive += bits_set(nibbles[i]);
+        table->chunk_positive[filter] = (uint16_t)positive;
+    }
+    return nibbles;
+}
+
+/* Spans of chunks that are added up in 16 bits, as long as every filter allows. A chunk alone is sure to fit. */
+static void find_spans(const sb_conv *conv, table_plan *table) {
+    const int filters = conv->weight.filters;
+    const uint8_t *nibbles = table->nibbles;
+    int span_signs = 0;
+    for (int chunk = 0; chunk < table->chunks; chunk++) {
+        const int quads = table_chunk_quads(table, chunk);
+        const int signs = table->taps * quads * TABLE_QUAD; /* channels that do not exist count as -1: never too few */
+        nibbles = count_positive(conv, table, quads, nibbles);
+        bool fits = chunk > 0;
+        for (int filter = 0; filter < filters && fits; filter++)
+            fits = sums_fit(conv, span_signs + signs, table->span_positive[filter] + table->chunk_positive[filter]);
+        if (chunk > 0)
+            table->span_ends[chunk - 1] = !fits;
+        span_signs = signs + (fits ? span_signs : 0);
+        for (int filter = 0; filter < filters; filter++)
+            table->span_positive[filter] =
+                (uint16_t)(table->chunk_positive[filter] + (fits ? table->span_positive[filter] : 0));
+    }
+    table->span_ends[table->chunks - 1] = true;
+}
+
 /* Which filters each block has to look up: a shared filter that no output channel uses there is left out. */
 static void list_filters(const sb_conv *conv, table_plan *table) {
     const sb_weight *weight = &conv->weight;
@@ -379,6 +443,9 @@ static size_t place_arrays(const sb_conv *conv, table_plan *table, uint8_t *memo
     table->map_offset = take(memory, &used, (size_t)weight->out * weight->blocks * sizeof *table->map_offset);
     table->place = take(memory, &used, weight->filters * sizeof *table->place);
     table->nibbles = take(memory, &used, nibbles_size(conv, table));
+    table->span_ends = take(memory, &used, table->chunks * sizeof *table->span_ends);
+    table->span_positive = take(memory, &used, weight->filters * sizeof *table->span_positive);
+    table->chunk_positive = take(memory, &used, weight->filters * sizeof *table->chunk_positive);
     return used;
 }
 
@@ -394,5 +461,7 @@ void table_prepare(const sb_conv *conv, int lanes, void *prepared) {
     lay_out_planes(conv, table, table->planes);
     plan_steps(conv, table);
     pack_nibbles(conv, table);
+    if (has_levels(conv))
+        find_spans(conv, table);
     list_filters(conv, table);
 }
