@@ -95,6 +95,7 @@ const char *sb_features(void) {
     ADD("avx512bw");
     ADD("avx512vl");
     ADD("avx512vpopcntdq");
+    ADD("avx512vnni");
 #undef ADD
 #if defined(__aarch64__)
     snprintf(text, sizeof text, "neon");

@@ -43,11 +43,12 @@ static sb_status out_of_memory(const planner *p, int32_t op) {
 
 /* --------------------------------------------------------------------------------------------- kernels */
 
-/* $SUBBIT_KERNEL names a kernel to use wherever it can do the convolution, whatever it costs. */
-static void consider(const sb_conv_kernel *const *list, sb_conv *conv, double *cheapest) {
-    const char *wanted = getenv("SUBBIT_KERNEL");
+/* `wanted` names a kernel to use wherever it can do the convolution, whatever it costs; with a "-" in front one that is not
+ * to be used. */
+static void consider(const sb_conv_kernel *const *list, sb_conv *conv, const char *wanted, double *cheapest) {
     for (; list && *list; list++) {
         if (((*list)->run_levels != NULL) != (conv->levels.step > 0)) continue;
+        if (wanted && *wanted == '-' && strcmp(wanted + 1, (*list)->name) == 0) continue;
         double cost = (*list)->cost(conv);
         if (cost >= 0 && wanted && strcmp(wanted, (*list)->name) == 0) cost = 0;
         if (cost >= 0 && (!conv->kernel || cost < *cheapest)) {
@@ -70,8 +71,9 @@ static bool has_ordinary_geometry(const sb_conv *conv) {
 
 static sb_status choose_kernel(planner *p, int32_t number, sb_conv *conv) {
     double cheapest = 0;
-    if (has_ordinary_geometry(conv)) consider(p->kernels->convs, conv, &cheapest);
-    consider(sb_kernels_portable.convs, conv, &cheapest);
+    const char *wanted = getenv("SUBBIT_KERNEL");
+    if (has_ordinary_geometry(conv)) consider(p->kernels->convs, conv, wanted, &cheapest);
+    consider(sb_kernels_portable.convs, conv, wanted && *wanted != '-' ? wanted : NULL, &cheapest);
     const size_t size = conv->kernel->prepared_size ? conv->kernel->prepared_size(conv) : 0;
     if (size) {
         void *prepared = sb_alloc(p->heap, 1, size);

@@ -6,9 +6,11 @@ none, so that whole networks can be compared exactly as well.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from subbit.format import decode, encode, sizes
 from subbit.methods import BWN, SLBF
 from subbit.nn.reference import round_to_levels, run
 from subbit.records import Float32, Levels, Program
+from subbit.runtime.library import features
 from tests.core_cases import CASES as CORE_CASES
 from tests.test_kernels import CASES, ROWS, Case
 
@@ -66,12 +69,51 @@ def test_convolutions_equal_the_reference(sign: str, kind: Literal["binary", "st
     assert kernels == {"portable"} if row == "portable" else "table" in kernels
 
 
+# what is hard about staging the input of a unit for dot products of bytes
+WIDE = {
+    "units_beside_each_other": Case(5, (6, 300), 6, blocks=1),
+    "strided_units_beside_each_other": Case(8, (5, 601), 6, stride=(2, 2), blocks=2),
+    "every_third_column_of_units": Case(4, (4, 800), 5, stride=(1, 3), padding=(0, 1, 2, 3)),
+    "several_chunks": Case(520, (9, 9), 6, blocks=2, filters=5),
+    "one_row_of_pixels_in_chunks": Case(1028, (1, 40), 7, kernel=(1, 9), padding=(0, 0, 4, 4), filters=3),
+    "units_of_rows": Case(48, (50, 32), 9, blocks=3, filters=13),
+    "filters_of_one_block_only": Case(32, (10, 12), 9, blocks=2, filters=40),
+}
+
+
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "lanes", "portable"])
+@pytest.mark.parametrize("kernel", ["table", "lanes", "dot", "portable"])
 def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
-    used = {check_exactly(with_levels(case, "stacked", LEVELS["unsigned"]), row) for case in CASES.values()}
-    assert kernel in used or (kernel == "lanes" and row in ("sse2", "neon"))
+    cases = CASES | WIDE if kernel == "dot" else CASES
+    used = {check_exactly(with_levels(case, "stacked", LEVELS["unsigned"]), row) for case in cases.values()}
+    assert kernel in used or kernel in kernels_that_may_be_missing(row)
+
+
+def kernels_that_may_be_missing(row: str) -> tuple[str, ...]:
+    """Kernels that no convolution can use on this row, or on this machine."""
+    has_dot = row == "avx512" and "avx512vnni" in features().split()
+    return (() if has_dot else ("dot",)) + (("lanes",) if row in ("sse2", "neon") else ())
+
+
+@pytest.mark.parametrize("kind", ["binary", "stacked"])
+@pytest.mark.parametrize("sign", LEVELS)
+def test_dot_products_of_every_kind(
+    sign: str, kind: Literal["binary", "stacked"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signed levels are raised to unsigned ones and the sums lowered again, under filters of both kinds."""
+    monkeypatch.setenv("SUBBIT_KERNEL", "dot")
+    for case in (CASES | WIDE).values():
+        check_exactly(with_levels(case, kind, LEVELS[sign]), ROWS[-1])
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_kernel_can_be_left_out(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine without the instruction would do."""
+    monkeypatch.setenv("SUBBIT_KERNEL", "-dot")
+    names = ("stride2", "one_by_one_stride2", "blocks_share_registers")
+    used = {check_exactly(with_levels(CASES[name], "stacked", LEVELS["signed"]), row) for name in names}
+    assert used <= {"table", "lanes"}
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
@@ -89,8 +131,11 @@ def test_the_largest_sums_do_not_overflow(positive: bool, levels: Levels, row: s
 
 @pytest.mark.parametrize("row", EVERY_ROW)
 @pytest.mark.parametrize("positive", [True, False])
-def test_chunks_are_added_in_16_bits_while_their_sums_fit(positive: bool, row: str) -> None:
+def test_chunks_are_added_in_16_bits_while_their_sums_fit(
+    positive: bool, row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """258 signs of a kind reach 32,766 over inputs at the end of the range, and 259 would not fit."""
+    monkeypatch.setenv("SUBBIT_KERNEL", "table")
     signs = np.full((16, 560, 1, 1), -1, np.int8)
     for number, filter_signs in enumerate(signs):
         filter_signs[: 250 + number] = 1
@@ -101,9 +146,11 @@ def test_chunks_are_added_in_16_bits_while_their_sums_fit(positive: bool, row: s
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("kernel", ["", "dot", "table"])
 @pytest.mark.parametrize("name", [name for name in CORE_CASES if name.startswith("levels")])
-def test_whole_networks(name: str, row: str) -> None:
+def test_whole_networks(name: str, kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains, residual blocks, pools, two kinds of levels: between layers the levels alone are kept in a normal run."""
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     program = CORE_CASES[name]()
     if name in ("levels_chain", "levels_behind_a_curve"):  # a dense layer and a curve in fp32 differ between the rows
         data = encode(program)
@@ -138,7 +185,9 @@ def test_any_convolution(row: str, data: st.DataObject) -> None:
     if case.size[0] + sum(case.padding[:2]) < extent[0] or case.size[1] + sum(case.padding[2:]) < extent[1]:
         return
     kind: Literal["binary", "stacked"] = "stacked" if data.draw(st.booleans()) else "binary"
-    check_exactly(with_levels(case, kind, LEVELS["signed" if data.draw(st.booleans()) else "unsigned"]), row)
+    program = with_levels(case, kind, LEVELS["signed" if data.draw(st.booleans()) else "unsigned"])
+    with mock.patch.dict(os.environ, SUBBIT_KERNEL=data.draw(st.sampled_from(["", "dot", "table"]))):
+        check_exactly(program, row)
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)

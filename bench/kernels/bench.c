@@ -2,7 +2,8 @@
  *
  *   bench [row] [kernel] [layer…]      layer: channels,size,filters,blocks,out,kernel,stride
  *
- * Prints the shortest of many repeats; the machine may be busy. See docs/kernels.md.
+ * Prints the shortest of many repeats; the machine may be busy. Kernels on levels, marked by a +, write levels alone while
+ * they are timed. See docs/kernels.md.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -12,6 +13,7 @@
 #include <time.h>
 
 #include "../../csrc/kernels.h"
+#include "../../csrc/subbit.h"
 
 extern const sb_kernels sb_kernels_sse2, sb_kernels_avx2, sb_kernels_avx512, sb_kernels_neon;
 
@@ -83,10 +85,22 @@ static sb_conv random_conv(const Layer *l)
         index[i] = (uint16_t)random_below((unsigned)l->filters);
     conv.weight.bits = packed;
     conv.weight.index = index;
-    conv.weight.ratio = random_values((size_t)l->out * l->blocks);
+    float *ratio = random_values((size_t)l->out * l->blocks);
+    for (int t = 0; t < l->out; t++)
+        ratio[t * l->blocks] = 1; /* as in every stored weight */
+    conv.weight.ratio = ratio;
     conv.weight.scale = random_values((size_t)l->out);
     conv.weight.shift = random_values((size_t)l->out);
     return conv;
+}
+
+/* Levels, and the same numbers as floats. */
+static int8_t *random_levels(size_t count, float *values)
+{
+    int8_t *levels = memory(count);
+    for (size_t i = 0; i < count; i++)
+        values[i] = levels[i] = (int8_t)random_below(128);
+    return levels;
 }
 
 static double plain_sum(const sb_conv *c, const float *in, int t, int y, int x)
@@ -125,16 +139,45 @@ static double error_of(const sb_conv *c, const float *in, const float *out)
     return worst / largest;
 }
 
+static void run(const sb_conv *conv, const float *in, const int8_t *levels, float *out, void *scratch)
+{
+    if (levels)
+        conv->kernel->run_levels(conv, levels, out, scratch);
+    else
+        conv->kernel->run(conv, in, out, scratch);
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* The shortest time of each stage in many repeats, which fill `out`. */
+static sb_op_time shortest_stages(sb_conv conv, const float *in, const int8_t *levels, float *out, void *scratch)
+{
+    sb_op_time best = {.build = UINT64_MAX, .look_up = UINT64_MAX, .merge = UINT64_MAX};
+    for (int i = 0; i < 200; i++) {
+        sb_op_time stages = {0};
+        conv.times = &stages;
+        run(&conv, in, levels, levels && i ? NULL : out, scratch);
+        best.build = smaller(best.build, stages.build);
+        best.look_up = smaller(best.look_up, stages.look_up);
+        best.merge = smaller(best.merge, stages.merge);
+    }
+    return best;
+}
+
 static void bench(const sb_kernels *row, const sb_conv_kernel *kernel, const Layer *layer)
 {
-    if (kernel->run_levels) /* for layers in integers, which these are not */
-        return;
     sb_conv conv = random_conv(layer);
+    conv.kernel = kernel;
+    if (kernel->run_levels)
+        conv.levels = conv.out_levels = (sb_levels){.step = 1};
     const double cost = kernel->cost(&conv);
     if (cost < 0)
         return;
-    float *in = random_values((size_t)conv.channels * conv.height * conv.width);
-    float *out = memory((size_t)conv.weight.out * conv.out_height * conv.out_width * sizeof *out);
+    const size_t in_count = (size_t)conv.channels * conv.height * conv.width;
+    const size_t out_count = (size_t)conv.weight.out * conv.out_height * conv.out_width;
+    float *in = random_values(in_count), *out = memory(out_count * sizeof *out);
+    const int8_t *levels = kernel->run_levels ? random_levels(in_count, in) : NULL;
+    conv.level_out = levels ? memory(out_count) : NULL;
     if (kernel->prepare) {
         void *prepared = memory(kernel->prepared_size(&conv));
         kernel->prepare(&conv, prepared);
@@ -145,14 +188,17 @@ static void bench(const sb_kernels *row, const sb_conv_kernel *kernel, const Lay
     const double begin = now();
     for (int i = 0; i < 20 || now() - begin < 1.0; i++) {
         const double start = now();
-        kernel->run(&conv, in, out, scratch);
+        run(&conv, in, levels, levels ? NULL : out, scratch);
         best = fmin(best, now() - start);
     }
+    const sb_op_time stages = shortest_stages(conv, in, levels, out, scratch);
     const double macs = (double)conv.weight.depth * conv.weight.blocks * layer->filters * layer->kernel * layer->kernel *
                         conv.out_height * conv.out_width;
-    printf("%-7s %-8s %4d ch %3dx%-3d m %3d k %d %dx%d/%d %9.1f us %7.1f GMAC/s (estimated %8.1f us) error %.1e\n",
-           row->name, kernel->name, layer->channels, layer->size, layer->size, layer->filters, layer->blocks,
+    printf("%-7s %s%-*s %4d ch %3dx%-3d m %3d k %d %dx%d/%d %8.1f us %6.1f GMAC/s (estimated %7.1f us) "
+           "stages %5.1f %6.1f %5.1f error %.0e\n",
+           row->name, kernel->name, 8 - (int)strlen(kernel->name), levels ? "+" : "", layer->channels, layer->size, layer->size, layer->filters, layer->blocks,
            layer->kernel, layer->kernel, layer->stride, best * 1e6, macs / best * 1e-9, cost * 1e-3,
+           1e-3 * (double)stages.build, 1e-3 * (double)stages.look_up, 1e-3 * (double)stages.merge,
            error_of(&conv, in, out));
 }
 

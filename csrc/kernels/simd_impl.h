@@ -15,6 +15,7 @@
 #include "levels_simd.h"
 #include "levels_table.h"
 #include "levels_lanes.h"
+#include "levels_dot.h"
 #include "limits_impl.h"
 
 #define STRING2(x) #x
@@ -26,7 +27,7 @@ static const sb_conv_kernel *const convs[] = {
     &lanes_kernel, &level_lanes_kernel,
 #endif
 #if LANES == 16
-    &popcount_kernel,
+    &popcount_kernel, &dot_kernel,
 #endif
     &xnor_kernel, &fma_kernel, &direct_kernel, &linear_kernel, NULL,
 };

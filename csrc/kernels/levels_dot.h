@@ -1,0 +1,386 @@
+/* The dot kernel on levels: sums of four products of bytes by one instruction (VPDPBUSD of AVX-512 VNNI), pixels in the
+ * lanes. No table is built, which pays where few filters, a stride or a 1 x 1 kernel would hardly use one.
+ *
+ * A lane is a word of four channels ("a quad") of one pixel; the four signs of a filter's tap are broadcast beside it.
+ * The input of a unit of output rows is staged so that the lanes of a register are always 16 pixels of the output in a row,
+ * over the ends of its rows, for every tap:
+ *
+ *   plane     the input rows that some taps read: those with the same row mod stride
+ *   copy      a plane for one column of taps, as wide as the unit: what this tap column reads for each pixel, padding
+ *             included. Taps of a column are whole rows apart.
+ *
+ * Levels must not be negative there: signed ones are staged 64 higher, padding too, and the sums start at -64 times the
+ * sum of the filter's signs. */
+#if LANES == 16
+#include "levels_dot_plan.h"
+
+/* ------------------------------------------------------------------------------------------------ stage */
+
+/* Output pixels of a unit. */
+typedef struct {
+    int x, y, rows;
+} dot_unit;
+
+/* Lanes begin..end-1, of which some may lie outside the register. */
+ALWAYS_INLINE __mmask16 lanes_between(int begin, int end) {
+    begin = begin < 0 ? 0 : begin;
+    end = end < LANES ? end : LANES;
+    return (__mmask16)(begin < end ? (1u << end) - (1u << begin) : 0);
+}
+
+/* Input words are the pixels of a unit moved by a constant: copies may run on over row ends. */
+static bool runs_on(const sb_conv *conv, const dot_plan *plan) {
+    return plan->x_units == 1 && conv->stride_h == 1 && conv->stride_w == 1 && conv->width == conv->out_width;
+}
+
+/* Lists what a column of taps reads of the rows of one plane, `column` being what it reads for x = 0. */
+static void list_running_copies(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const dot_plane *plane,
+                                int column, int target, dot_scratch *scratch) {
+    const int width = plan->width, words = plane->rows * width;
+    const int begin = column < 0 ? -column : 0, end = column > 0 ? width - column : width; /* of each row */
+    int row = 0, x = 0; /* of the next lane */
+    for (int at = 0; at < words; at += LANES) {
+        __mmask16 lanes = 0;
+        for (int lane = 0; lane < LANES; x = 0, row++) {
+            const int y = plane->row + unit->y + row;
+            if (y >= 0 && y < conv->height && row < plane->rows)
+                lanes |= lanes_between((begin > x ? begin : x) - x + lane, end - x + lane);
+            if (width - x > LANES - lane) {
+                x += LANES - lane;
+                break;
+            }
+            lane += width - x;
+        }
+        scratch->copies[scratch->copies_count++] = (dot_copy){lanes ? at + column : 0, target + at, lanes};
+    }
+}
+
+static void list_row_copies(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const dot_plane *plane,
+                            int column, int target, dot_scratch *scratch) {
+    const int stride = conv->stride_w, from = plan->x_units == 1 ? 0 : unit->x * stride - conv->pad_left;
+    const int begin = -floor_divide(column, stride), end = floor_divide(conv->width - 1 - column, stride) + 1;
+    for (int row = 0; row < plane->rows; row++) {
+        const int y = plane->row + (unit->y + row) * conv->stride_h;
+        const bool inside = y >= 0 && y < conv->height;
+        for (int x = 0; x < plan->width; x += LANES) {
+            const int left = unit->x + x;
+            const __mmask16 lanes = inside ? lanes_between(begin - left, end - left) : 0;
+            const int source = (plane->first + row) * plan->pitch + left * stride + column - from;
+            scratch->copies[scratch->copies_count++] = (dot_copy){lanes ? source : 0, target + row * plan->width + x, lanes};
+        }
+    }
+}
+
+/* Do all taps of all pixels lie in rows of the input? */
+static bool lies_inside(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit) {
+    bool inside = true;
+    for (const dot_plane *plane = plan->planes; plane < plan->planes + plan->planes_count; plane++)
+        inside = inside && plane->row + unit->y * conv->stride_h >= 0 &&
+                 plane->row + (unit->y + plane->rows - 1) * conv->stride_h < conv->height;
+    return inside;
+}
+
+static void list_copies(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, dot_scratch *scratch) {
+    const int columns = conv->weight.kernel_w, x = lies_inside(conv, plan, unit) ? unit->x : -1;
+    if (x >= 0 && x == scratch->copies_x)
+        return;
+    scratch->copies_x = x;
+    scratch->copies_count = 0;
+    for (int p = 0; p < plan->planes_count; p++)
+        for (int kx = 0; kx < columns; kx++) {
+            const dot_plane *plane = &plan->planes[p];
+            const int target = (plane->first * columns + kx * plane->rows) * plan->width;
+            (runs_on(conv, plan) ? list_running_copies : list_row_copies)(
+                conv, plan, unit, plane, kx * conv->dilation_w - conv->pad_left, target, scratch);
+        }
+}
+
+/* Words of four channels, `count` pixels side by side. */
+ALWAYS_INLINE void interleave(const int8_t *in, size_t plane, const int channels, int count, vbyte raise, uint32_t *to) {
+    for (int x = 0; x < count; x += LANES) {
+        const __mmask16 pixels = lanes_between(0, count - x);
+        vword words = {0};
+        UNROLL
+        for (int c = 0; c < channels; c++)
+            words |= (vword)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(pixels, in + c * plane + x)) << 8 * c;
+        *(vword_u *)(to + x) = (vword)((vbyte)words + raise);
+    }
+}
+
+static NEVER_INLINE void interleave_quad(const int8_t *in, size_t plane, int channels, int count, vbyte raise, uint32_t *to) {
+    switch (channels) {
+    case 1: interleave(in, plane, 1, count, raise, to); break;
+    case 2: interleave(in, plane, 2, count, raise, to); break;
+    case 3: interleave(in, plane, 3, count, raise, to); break;
+    default: interleave(in, plane, 4, count, raise, to);
+    }
+}
+
+/* The rows of the input that a unit reads, of one quad. */
+static void interleave_unit(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const int8_t *in, int channels,
+                            vbyte raise, uint32_t *to) {
+    const size_t size = (size_t)conv->height * conv->width;
+    const int first = plan->x_units == 1 ? 0 : unit->x * conv->stride_w - conv->pad_left;
+    const int begin = first < 0 ? 0 : first, last = first + plan->pitch, end = last < conv->width ? last : conv->width;
+    for (const dot_plane *plane = plan->planes; plane < plan->planes + plan->planes_count; plane++)
+        for (int row = 0; row < plane->rows; row++) {
+            const int y = plane->row + (unit->y + row) * conv->stride_h;
+            if (y < 0 || y >= conv->height || begin >= end)
+                continue;
+            int rows = 1; /* side by side in memory */
+            if (plan->x_units == 1 && conv->stride_h == 1)
+                rows = plane->rows - row < conv->height - y ? plane->rows - row : conv->height - y;
+            interleave_quad(in + (size_t)y * conv->width + begin, size, channels, (rows - 1) * conv->width + end - begin,
+                            raise, to + (size_t)(plane->first + row) * plan->pitch + begin - first);
+            row += rows - 1;
+        }
+}
+
+/* Every `stride`-th word from `source` on, `padding` in the other lanes. At least one lane exists, or `source` does: with a
+ * stride of 2 what is read besides lies in the slack. */
+ALWAYS_INLINE vword load_words(const uint32_t *source, __mmask16 lanes, int stride, vword padding) {
+    if (stride == 1)
+        return (vword)_mm512_mask_loadu_epi32((__m512i)padding, lanes, source);
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    if (stride > 2)
+        return (vword)_mm512_mask_i32gather_epi32((__m512i)padding, lanes, _mm512_mullo_epi32(lane, _mm512_set1_epi32(stride)),
+                                                  source, 4);
+    const __m512i low = _mm512_loadu_si512(source), high = _mm512_loadu_si512(source + LANES);
+    const __m512i even = _mm512_permutex2var_epi32(low, _mm512_slli_epi32(lane, 1), high);
+    return (vword)_mm512_mask_blend_epi32(lanes, (__m512i)padding, even);
+}
+
+ALWAYS_INLINE void copy_words(const dot_scratch *scratch, const int stride, vword padding, uint32_t *staged) {
+    for (const dot_copy *copy = scratch->copies; copy < scratch->copies + scratch->copies_count; copy++)
+        *(vword_u *)(staged + copy->target) = load_words(scratch->interleaved + copy->source, copy->lanes, stride, padding);
+}
+
+/* Registers reach over the ends of copies: what comes behind is written later. */
+static NEVER_INLINE void stage_dot_quad(const dot_scratch *scratch, int stride, vword padding, uint32_t *staged) {
+    if (stride == 1)
+        copy_words(scratch, 1, padding, staged);
+    else if (stride == 2)
+        copy_words(scratch, 2, padding, staged);
+    else
+        copy_words(scratch, stride, padding, staged);
+}
+
+static void stage_dot_chunk(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const dot_scratch *scratch,
+                            const int8_t *in, int chunk) {
+    const size_t size = (size_t)conv->height * conv->width;
+    const int first = chunk * plan->chunk_quads, quads = dot_chunk_steps(plan, chunk) / plan->taps;
+    const vbyte raise = (vbyte){0} - (int8_t)sb_lowest_level(conv->levels);
+    for (int block = 0; block < conv->weight.blocks; block++)
+        for (int quad = 0; quad < quads; quad++) {
+            const int8_t *from = in + ((size_t)block * conv->weight.depth + (size_t)(first + quad) * 4) * size;
+            interleave_unit(conv, plan, unit, from, quad_channels(conv, first + quad), raise, scratch->interleaved);
+            stage_dot_quad(scratch, conv->stride_w, (vword)raise,
+                           scratch->staged + ((size_t)block * plan->chunk_quads + quad) * plan->quad_words);
+        }
+}
+
+/* --------------------------------------------------------------------------------------------- multiply */
+
+/* What one batch of filters and one tile of registers of pixels work on. */
+typedef struct {
+    const int32_t *offset, *start;
+    const uint8_t *nibbles;
+    int steps;
+    bool first, last;             /* chunk: maps hold nothing yet; integers become floats */
+    const uint8_t *x[DOT_COLUMNS];
+    float *map[DOT_COLUMNS];      /* of the first filter */
+    size_t map_floats;
+} dot_job;
+
+/* The signs of two steps for every byte of two nibbles. */
+#define SIGN(nibble, bit) ((nibble) >> (bit) & 1 ? 1u : 0xffu) << 8 * (bit)
+#define SIGNS(nibble) (SIGN(nibble, 0) | SIGN(nibble, 1) | SIGN(nibble, 2) | SIGN(nibble, 3))
+#define SIGNS1(byte) {SIGNS((byte) & 15), SIGNS((byte) >> 4)}
+#define SIGNS4(byte) SIGNS1(byte), SIGNS1((byte) + 1), SIGNS1((byte) + 2), SIGNS1((byte) + 3)
+#define SIGNS16(byte) SIGNS4(byte), SIGNS4((byte) + 4), SIGNS4((byte) + 8), SIGNS4((byte) + 12)
+#define SIGNS64(byte) SIGNS16(byte), SIGNS16((byte) + 16), SIGNS16((byte) + 32), SIGNS16((byte) + 48)
+static const uint32_t dot_signs[256][2] = {SIGNS64(0), SIGNS64(64), SIGNS64(128), SIGNS64(192)};
+#undef SIGN
+#undef SIGNS
+#undef SIGNS1
+#undef SIGNS4
+#undef SIGNS16
+#undef SIGNS64
+
+/* Adds the products of four unsigned and four signed bytes in every lane. */
+ALWAYS_INLINE vword add_products(vword sum, vword levels, vword signs) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(levels), "v"(signs)); /* as count_bits does it */
+    return sum;
+}
+
+/* Sums of `filters` filters at `columns` registers of pixels, both constants of the caller. */
+ALWAYS_INLINE void dot_tile(const dot_job *job, const int filters, const int columns) {
+    vword sum[4 * DOT_COLUMNS], x[2 * DOT_COLUMNS];
+    const uint8_t *nibbles = job->nibbles;
+    const int32_t *offset = job->offset;
+    UNROLL
+    for (int f = 0; f < filters; f++)
+        UNROLL
+        for (int c = 0; c < columns; c++) {
+            if (job->first)
+                sum[f * columns + c] = (vword){0} + job->start[f];
+            else
+                sum[f * columns + c] = *(const vword *)(job->map[c] + f * job->map_floats);
+        }
+    for (int step = 0; step + 2 <= job->steps; step += 2, nibbles += filters) {
+        UNROLL
+        for (int c = 0; c < columns; c++) {
+            x[c] = *(const vword_u *)(job->x[c] + offset[step]);
+            x[columns + c] = *(const vword_u *)(job->x[c] + offset[step + 1]);
+        }
+        UNROLL
+        for (int f = 0; f < filters; f++) {
+            const uint32_t *signs = dot_signs[nibbles[f]];
+            UNROLL
+            for (int i = 0; i < 2 * columns; i++)
+                sum[f * columns + i % columns] =
+                    add_products(sum[f * columns + i % columns], x[i], (vword){0} + (int32_t)signs[i / columns]);
+        }
+    }
+    if (job->steps % 2) {
+        UNROLL
+        for (int c = 0; c < columns; c++)
+            x[c] = *(const vword_u *)(job->x[c] + offset[job->steps - 1]);
+        UNROLL
+        for (int i = 0; i < filters * columns; i++)
+            sum[i] = add_products(sum[i], x[i % columns], (vword){0} + (int32_t)dot_signs[nibbles[i / columns]][0]);
+    }
+    UNROLL
+    for (int f = 0; f < filters; f++)
+        UNROLL
+        for (int c = 0; c < columns; c++) {
+            float *map = job->map[c] + f * job->map_floats;
+            if (job->last)
+                *(vfloat *)map = __builtin_convertvector(sum[f * columns + c], vfloat);
+            else
+                *(vword *)map = sum[f * columns + c];
+        }
+}
+
+#define DEFINE_DOT(filters, columns)                                                                                   \
+    static NEVER_INLINE void dot_tile_##filters##_##columns(const dot_job *job) { dot_tile(job, filters, columns); }
+DEFINE_DOT(4, 1)
+DEFINE_DOT(4, 2)
+DEFINE_DOT(4, 3)
+DEFINE_DOT(4, 4)
+DEFINE_DOT(8, 1)
+DEFINE_DOT(8, 2)
+#undef DEFINE_DOT
+
+static void (*const dot_tiles[][DOT_COLUMNS + 1])(const dot_job *) = {
+    {NULL, dot_tile_4_1, dot_tile_4_2, dot_tile_4_3, dot_tile_4_4},
+    {NULL, dot_tile_8_1, dot_tile_8_2},
+};
+
+/* All registers of pixels of all blocks, a few at a time, with all filters that their blocks need. */
+static NEVER_INLINE void multiply_dot_chunk(const dot_plan *plan, int blocks, const dot_scratch *scratch, int bank, int chunk) {
+    const size_t bytes = dot_batch_bytes(plan, chunk), map_floats = (size_t)plan->vectors * LANES;
+    const size_t block_floats = (size_t)plan->batches * plan->batch * map_floats;
+    const uint8_t *nibbles = plan->nibbles + bank * dot_bank_bytes(plan) + chunk * dot_batch_bytes(plan, 0) * plan->batches;
+    const int columns = blocks * plan->vectors, most = plan->batch == 4 ? DOT_COLUMNS : 2;
+    dot_job job = {
+        .offset = plan->offset, .steps = dot_chunk_steps(plan, chunk), .first = chunk == 0,
+        .last = chunk + 1 == plan->chunks, .map_floats = map_floats,
+    };
+    for (int first = 0; first < columns; first += most) {
+        const int count = columns - first < most ? columns - first : most;
+        int begin = plan->batches, end = 0;
+        float *map[DOT_COLUMNS];
+        for (int c = 0; c < count; c++) {
+            const int block = (first + c) / plan->vectors, vector = (first + c) % plan->vectors;
+            const int32_t *range = plan->range + 2 * block;
+            begin = range[0] < begin ? range[0] : begin;
+            end = range[1] > end ? range[1] : end;
+            job.x[c] = (const uint8_t *)(scratch->staged + (size_t)block * plan->chunk_quads * plan->quad_words + vector * LANES);
+            map[c] = scratch->maps + block * block_floats + vector * LANES;
+        }
+        for (int batch = begin; batch < end; batch++) {
+            const int filter = batch * plan->batch;
+            job.nibbles = nibbles + batch * bytes;
+            job.start = plan->start + bank * plan->batches * plan->batch + filter;
+            for (int c = 0; c < count; c++)
+                job.map[c] = map[c] + filter * map_floats;
+            dot_tiles[plan->batch == 8][count](&job);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- merge */
+
+/* The output pixels of a register; none where the unit reaches beyond the output. */
+static level_piece find_dot_piece(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, int vector) {
+    const int row = vector * LANES / plan->width, x = unit->x + vector * LANES % plan->width;
+    const int left = plan->x_units == 1 ? unit->rows * plan->width - vector * LANES : conv->out_width - x;
+    return (level_piece){
+        .map = vector * LANES,
+        .parts = 1,
+        .offset = {(size_t)(unit->y + row) * conv->out_width + x},
+        .end = {row >= unit->rows || left < 0 ? 0 : left < LANES ? left : LANES},
+    };
+}
+
+/* Whole registers together, others each on its own: these take longer. */
+static void merge_dot_unit(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const dot_scratch *scratch,
+                           int group, float *out) {
+    const size_t per_group = (size_t)(conv->weight.out / conv->groups);
+    level_merge_job job = {
+        .conv = conv, .map = scratch->map, .map_offset = plan->map_offset, .out = out, .begin = group * per_group,
+        .end = (group + 1) * per_group, .part_width = LANES, .straight = true,
+    };
+    for (int i = 0; i < conv->weight.blocks; i++)
+        scratch->map[i] = scratch->maps + (size_t)i * plan->batches * plan->batch * plan->vectors * LANES;
+    for (int vector = 0; vector < plan->vectors; vector++) {
+        const level_piece piece = find_dot_piece(conv, plan, unit, vector);
+        if (piece.end[0] == LANES)
+            job.pieces[job.pieces_count++] = piece;
+        else if (piece.end[0]) {
+            level_merge_job rest = job;
+            rest.straight = false;
+            rest.pieces_count = 1;
+            rest.pieces[0] = piece;
+            merge_level_pieces16(&rest);
+        }
+        if (job.pieces_count == DOT_JOB_PIECES || vector + 1 == plan->vectors) {
+            merge_level_pieces16(&job);
+            job.pieces_count = 0;
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- run */
+
+static void dot_run(const sb_conv *conv, const int8_t *in, float *out, void *memory) {
+    const dot_plan *plan = conv->prepared;
+    const int units = plan->x_units * plan->y_units;
+    const size_t group_size = (size_t)conv->weight.blocks * conv->weight.depth * conv->height * conv->width;
+    uint64_t since = BEGIN_STAGE(conv);
+    dot_scratch scratch;
+    carve_dot_scratch(conv, plan, memory, &scratch);
+    for (int number = 0; number < units * conv->groups; number++) {
+        const int group = number / units, y = number % plan->y_units * plan->rows, left = conv->out_height - y;
+        const dot_unit unit = {number % units / plan->y_units * plan->width, y, left < plan->rows ? left : plan->rows};
+        list_copies(conv, plan, &unit, &scratch);
+        for (int chunk = 0; chunk < plan->chunks; chunk++) {
+            stage_dot_chunk(conv, plan, &unit, &scratch, in + group * group_size, chunk);
+            END_STAGE(conv, build, &since);
+            multiply_dot_chunk(plan, conv->weight.blocks, &scratch, plan->banks > 1 ? group : 0, chunk);
+            END_STAGE(conv, look_up, &since);
+        }
+        merge_dot_unit(conv, plan, &unit, &scratch, group, out);
+        END_STAGE(conv, merge, &since);
+    }
+    if (out)
+        apply_rest(conv, out);
+}
+
+static const sb_conv_kernel dot_kernel = {
+    .name = "dot", .cost = dot_cost, .prepared_size = dot_prepared_size, .prepare = dot_prepare,
+    .scratch_size = dot_scratch_size, .run_levels = dot_run,
+};
+
+#endif
