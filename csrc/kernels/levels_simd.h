@@ -9,6 +9,44 @@ typedef int8_t vlevels_u __attribute__((vector_size(2 * LANES), may_alias, align
 
 ALWAYS_INLINE vshort widen(const int8_t *p) { return __builtin_convertvector(*(const vlevels_u *)p, vshort); }
 
+ALWAYS_INLINE int32_t load_four(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return four;
+}
+
+ALWAYS_INLINE int64_t load_eight(const int8_t *p) {
+    int64_t eight;
+    memcpy(&eight, p, sizeof eight);
+    return eight;
+}
+
+/* Rows of `width` levels from several places of a channel, side by side. */
+ALWAYS_INLINE vshort gather_rows(const int8_t *in, const ptrdiff_t *at, const int width) {
+#define FOUR(i) load_four(in + at[i])
+#define EIGHT(i) load_eight(in + at[i])
+    typedef int32_t fours __attribute__((vector_size(2 * LANES)));
+#if LANES == 4
+    (void)width;
+    const vlevels rows = (vlevels)(fours){FOUR(0), FOUR(1)};
+#else
+    typedef int64_t eights __attribute__((vector_size(2 * LANES)));
+#if LANES == 8
+    const vlevels rows = width == 4 ? (vlevels)(fours){FOUR(0), FOUR(1), FOUR(2), FOUR(3)}
+                                    : (vlevels)(eights){EIGHT(0), EIGHT(1)};
+#else
+    const vlevels rows =
+        width == 4 ? (vlevels)(fours){FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)}
+        : width == 8 ? (vlevels)(eights){EIGHT(0), EIGHT(1), EIGHT(2), EIGHT(3)}
+                     : (vlevels)_mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(in + at[0]))),
+                                                        _mm_loadu_si128((const __m128i *)(in + at[1])), 1);
+#endif
+#endif
+#undef FOUR
+#undef EIGHT
+    return __builtin_convertvector(rows, vshort);
+}
+
 /* The lanes of sums as 32-bit numbers: half 0 or 1. */
 ALWAYS_INLINE vword widen_half(vshort v, const int half) {
 #if LANES == 16

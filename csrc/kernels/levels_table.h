@@ -5,6 +5,14 @@
 
 enum { LEVEL_VECTOR_SHORTS = TABLE_ENTRIES * SHORTS }; /* of the table, per vector of pixels */
 
+enum { MAX_SEGMENTS = SHORTS / 4 };
+
+/* Where the pixels of a register come from that several whole rows share. */
+typedef struct {
+    vshort inside;                  /* all bits of the lanes that are no padding */
+    ptrdiff_t source[MAX_SEGMENTS]; /* from the first channel of the group; anywhere in it where a segment is padding */
+} shared_register;
+
 typedef struct {
     int16_t *table;   /* [quad of the chunk][vector][entry][lane] */
     int8_t *stage[2]; /* [channel of the quad][vector][lane], used in turn where segments share registers */
@@ -13,6 +21,7 @@ typedef struct {
     const float **map; /* [input block]: its first map, for the region that is merged */
     pixel_copy *copies;
     int copies_count;
+    shared_register *shared; /* [vector], where gathers_rows */
 } level_scratch;
 
 static size_t carve_level_scratch(const sb_conv *conv, const table_plan *table, uint8_t *memory, level_scratch *scratch) {
@@ -26,7 +35,13 @@ static size_t carve_level_scratch(const sb_conv *conv, const table_plan *table, 
     scratch->map = carve(memory, &used, (size_t)conv->weight.blocks * sizeof *scratch->map);
     scratch->copies = carve(memory, &used, (size_t)table->table_vectors * table->segments * sizeof *scratch->copies);
     scratch->copies_count = 0;
+    scratch->shared = carve(memory, &used, (size_t)table->table_vectors * sizeof *scratch->shared);
     return used;
+}
+
+/* Do registers consist of whole rows of the input? Then they are put together as they are read. */
+static bool gathers_rows(const sb_conv *conv, const table_plan *table) {
+    return table->segments > 1 && conv->stride_w == 1 && conv->width == table->slot && table->x_tiles == 1;
 }
 
 /* Where all segments of a unit share registers, those of one input block lie side by side, so that the merge takes
@@ -71,9 +86,30 @@ static void plan_level_segment(const sb_conv *conv, const table_plan *table, con
         }
 }
 
+/* The same for whole rows that share registers. */
+static void plan_shared_registers(const sb_conv *conv, const table_plan *table, const table_segment *segment, int number,
+                                  level_scratch *scratch) {
+    const ptrdiff_t first = (ptrdiff_t)segment->input_block * conv->weight.depth * conv->height * conv->width;
+    for (const table_plane *plane = table->planes; plane < table->planes + table->planes_count; plane++)
+        for (int row = 0; row < plane->rows; row++) {
+            const int y = plane->row + (segment->y + row) * conv->stride_h;
+            const bool inside = segment->rows && y >= 0 && y < conv->height;
+            shared_register *shared = &scratch->shared[plane->first + row];
+            shared->source[number] = inside ? first + (ptrdiff_t)y * conv->width : 0;
+            memset((int16_t *)&shared->inside + number * table->slot, inside ? -1 : 0, (size_t)table->slot * sizeof(int16_t));
+        }
+}
+
 static void plan_level_block(const sb_conv *conv, const table_plan *table, int unit_of_group, int block,
                              level_scratch *scratch) {
     scratch->copies_count = 0;
+    if (gathers_rows(conv, table)) {
+        for (int i = 0; i < table->segments; i++) {
+            const table_segment segment = find_level_segment(conv, table, unit_of_group, block * table->segments + i);
+            plan_shared_registers(conv, table, &segment, i, scratch);
+        }
+        return;
+    }
     for (int i = 0; i < 2 && table->segments > 1; i++)
         memset(scratch->stage[i], 0, (size_t)TABLE_QUAD * table->table_vectors * SHORTS);
     for (int i = 0; i < table->segments; i++) {
@@ -102,6 +138,34 @@ static NEVER_INLINE void build_level_quad(const level_scratch *scratch, const in
             x[c] = c < channels ? load_levels(in + c * plane + copy->source, copy->count, stride) : (vshort){0};
         store_level_sums(x[0], x[1], x[2], x[3], table + (size_t)copy->target * TABLE_ENTRIES);
     }
+}
+
+/* A quad of which whole rows of `slot` pixels share registers. */
+ALWAYS_INLINE void gather_level_quad(const table_plan *table, const level_scratch *scratch, const int8_t *in, size_t plane,
+                                     int channels, const int slot, int16_t *sums) {
+    for (int v = 0; v < table->table_vectors; v++, sums += LEVEL_VECTOR_SHORTS) {
+        const shared_register *shared = &scratch->shared[v];
+        vshort x[TABLE_QUAD];
+        UNROLL
+        for (int c = 0; c < TABLE_QUAD; c++)
+            x[c] = (c < channels ? gather_rows(in + c * plane, shared->source, slot) : (vshort){0}) & shared->inside;
+        store_level_sums(x[0], x[1], x[2], x[3], sums);
+    }
+}
+
+static NEVER_INLINE void gather_levels(const sb_conv *conv, const table_plan *table, const level_scratch *scratch,
+                                       const int8_t *in, int channels, int16_t *sums) {
+    const size_t plane = (size_t)conv->height * conv->width;
+    if (table->slot == 4)
+        gather_level_quad(table, scratch, in, plane, channels, 4, sums);
+#if LANES >= 8
+    else if (table->slot == 8)
+        gather_level_quad(table, scratch, in, plane, channels, 8, sums);
+#endif
+#if LANES >= 16
+    else
+        gather_level_quad(table, scratch, in, plane, channels, 16, sums);
+#endif
 }
 
 /* Every second one of 2 · `width` levels: of the pairs that start at an even place, the first or the second. */
@@ -168,16 +232,19 @@ static void build_level_chunk(const sb_conv *conv, const table_plan *table, cons
     const size_t plane = (size_t)conv->height * conv->width;
     const size_t quad_shorts = (size_t)table->table_vectors * LEVEL_VECTOR_SHORTS;
     const int first = chunk * table->chunk_quads, quads = table_chunk_quads(table, chunk);
-    for (int quad = 0; quad <= quads; quad++) {
+    const bool gathers = gathers_rows(conv, table), stages = table->segments > 1 && !gathers;
+    for (int quad = 0; quad < quads + stages; quad++) {
         const int8_t *quad_in = in + (size_t)(first + quad) * TABLE_QUAD * plane;
         const int channels = quad_channels(conv, first + quad);
-        if (quad < quads && table->segments == 1)
-            build_level_quad(scratch, quad_in, plane, channels, conv->stride_w, scratch->table + quad * quad_shorts);
+        int16_t *sums = scratch->table + quad * quad_shorts;
+        if (gathers)
+            gather_levels(conv, table, scratch, quad_in, channels, sums);
+        else if (!stages)
+            build_level_quad(scratch, quad_in, plane, channels, conv->stride_w, sums);
         else if (quad < quads)
             stage_levels(conv, table, scratch, quad_in, channels, scratch->stage[quad % 2]);
-        if (quad > 0 && table->segments > 1)
-            combine_staged_levels(scratch->stage[(quad - 1) % 2], table->table_vectors,
-                                  scratch->table + (quad - 1) * quad_shorts);
+        if (quad > 0 && stages)
+            combine_staged_levels(scratch->stage[(quad - 1) % 2], table->table_vectors, sums - quad_shorts);
     }
 }
 
