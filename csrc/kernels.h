@@ -141,6 +141,7 @@ typedef struct sb_kernels {
     void (*pool_levels)(const sb_pool *pool, int8_t lowest, const int8_t *in, int8_t *out);
     /* The fastest that this row could be, see profile.c; NULL: unknown. `memory` has 4096 floats. */
     uint64_t (*multiply_add_loop)(size_t rounds, float *memory);
+    uint64_t (*popcount_loop)(size_t rounds, float *memory);
     uint64_t (*look_up_loop)(size_t rounds, float *memory);
 } sb_kernels;
 

@@ -38,5 +38,6 @@ sb_status sb_measure_limits(const sb_model *model, sb_limits *limits) {
     const sb_kernels *kernels = &model->kernels;
     limits->multiply_adds = kernels->multiply_add_loop ? peak_rate(kernels->multiply_add_loop, memory) : 0;
     limits->look_ups = kernels->look_up_loop ? peak_rate(kernels->look_up_loop, memory) : 0;
+    limits->popcounts = kernels->popcount_loop ? peak_rate(kernels->popcount_loop, memory) : 0;
     return SB_OK;
 }

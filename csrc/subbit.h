@@ -129,10 +129,10 @@ typedef struct sb_op_time {
 SB_API sb_status sb_run_timed(sb_context *context, const float *in, size_t images, float *out, sb_op_time *times);
 
 /* Multiply-adds of single numbers that one core could reach with the model's instruction set, per second, measured in
- * some milliseconds: with fused multiply-adds, and with look-ups of partial sums, each of which stands for four. 0:
- * unknown. */
+ * some milliseconds: with fused multiply-adds, with look-ups of partial sums, each of which stands for four, and with
+ * counts of the bits in which signs differ, each of which stands for 32. 0: unknown. */
 typedef struct sb_limits {
-    double multiply_adds, look_ups;
+    double multiply_adds, look_ups, popcounts;
 } sb_limits;
 SB_API sb_status sb_measure_limits(const sb_model *model, sb_limits *limits);
 

@@ -44,4 +44,5 @@ const sb_kernels PASTE(sb_kernels_, ROW) = {
     .pool_levels = simd_pool_levels,
     .multiply_add_loop = multiply_add_loop,
     .look_up_loop = look_up_loop,
+    .popcount_loop = popcount_loop,
 };

@@ -86,8 +86,10 @@ def _operations(op: Op, shape: Shape) -> int:
 
 
 def _limit(op: Op, limits: Limits) -> float:
-    if not isinstance(op, Conv | Linear) or op.binary_input:  # bits against bits are counted, not added
+    if not isinstance(op, Conv | Linear):
         return 0.0
+    if op.binary_input:
+        return limits.popcounts
     signs = isinstance(op.weight, Binary) or (isinstance(op.weight, Stacked) and op.weight.binary)
     if op.levels is not None:
         return 2 * limits.look_ups  # sums of 16 bits instead of 32

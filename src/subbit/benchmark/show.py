@@ -38,8 +38,9 @@ def _machine_lines(result: Result) -> Iterator[str]:
     yield f"subbit {machine['subbit']}, Python {machine['python']}, {versions}"
     if limits.multiply_adds:
         yield (
-            f"one core reaches {limits.multiply_adds / 1e9:.0f} GMAC/s with fp32 multiply-adds and "
-            f"{limits.look_ups / 1e9:.0f} with look-ups of ±1 sums"
+            f"one core reaches {limits.multiply_adds / 1e9:.0f} GMAC/s with fp32 multiply-adds, "
+            f"{limits.look_ups / 1e9:.0f} with look-ups of ±1 sums and "
+            f"{limits.popcounts / 1e9:.0f} with counts of signs that differ"
         )
 
 

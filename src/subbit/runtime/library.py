@@ -58,7 +58,7 @@ class OpTime(ctypes.Structure):
 class CoreLimits(ctypes.Structure):
     """sb_limits"""
 
-    _fields_ = (("multiply_adds", c_double), ("look_ups", c_double))
+    _fields_ = (("multiply_adds", c_double), ("look_ups", c_double), ("popcounts", c_double))
 
 
 Observer = ctypes.CFUNCTYPE(None, c_void_p, c_size_t, POINTER(c_float), c_int32, POINTER(c_int32))

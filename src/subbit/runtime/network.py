@@ -52,6 +52,7 @@ class Limits(NamedTuple):
 
     multiply_adds: float  # as fused multiply-adds
     look_ups: float  # of ±1 weights, as look-ups that stand for four each
+    popcounts: float  # of ±1 weights with signs, as counts of bits that differ
 
 
 def load(
@@ -183,7 +184,7 @@ class Network:
         """What one core could reach with this network's instruction set, measured in some milliseconds."""
         limits = CoreLimits()
         library().sb_measure_limits(self._model, byref(limits))
-        return Limits(limits.multiply_adds, limits.look_ups)
+        return Limits(limits.multiply_adds, limits.look_ups, limits.popcounts)
 
     @property
     def operations(self) -> tuple[Operation, ...]:
