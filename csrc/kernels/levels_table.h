@@ -281,14 +281,14 @@ ALWAYS_INLINE vshort look_up_levels_factor(uint64_t word) {
     return (vshort){0};
 }
 
-ALWAYS_INLINE vshort look_up_levels_plus(vshort sum, vshort factor, vshort entry) {
-    (void)factor;
+ALWAYS_INLINE vshort look_up_levels_plus(vshort sum, vshort factor, vshort entry, const bool half) {
+    (void)factor, (void)half;
     return sum + entry;
 }
 
 #define vsum vshort
 #define SUM_LANES SHORTS
-#define SUM_ENTRIES TABLE_ENTRIES
+#define SUM_ENTRIES(registers) TABLE_ENTRIES
 #define SUM_REGISTERS 8
 #define LOOK_UP(suffix) look_up_levels##suffix
 #include "table_look_up.h"

@@ -104,9 +104,12 @@ static inline int table_chunk_quads(const table_plan *table, int chunk) {
 }
 
 /* Half of the sums are enough where adding a sum and adding its negative are one instruction: a fused multiply-add with
- * +1 or -1. Rows of four lanes keep all, since SSE2 has none. A nibble then has the bit TABLE_HALF where it negates, and its
- * other bits, inverted where it does, number the sum. */
-static inline int table_entries(bool levels, int lanes) { return levels || lanes == 4 ? TABLE_ENTRIES : TABLE_HALF; }
+ * +1 or -1. A nibble then has the bit TABLE_HALF where it negates, and its other bits, inverted where it does, number the
+ * sum. Rows of four lanes keep all sums, since SSE2 has no such instruction; and so do blocks of few registers, for which
+ * loading the factor would be much of the work. */
+static inline int table_entries(bool levels, int lanes, int registers) {
+    return levels || lanes == 4 || registers <= 2 ? TABLE_ENTRIES : TABLE_HALF;
+}
 
 /* Bytes of one tap of one filter in a chunk of so many quads, two nibbles per byte. */
 static inline int table_tap_bytes(int chunk_quads) { return (chunk_quads + 1) / 2; }

@@ -4,8 +4,6 @@
 enum {
     ENTRY_BYTES = LANES * sizeof(float),
     ENTRY_SHIFT = LANES == 16 ? 6 : LANES == 8 ? 5 : 4, /* log2 of ENTRY_BYTES */
-    FLOAT_ENTRIES = LANES == 4 ? TABLE_ENTRIES : TABLE_HALF, /* as table_entries has it */
-    VECTOR_FLOATS = FLOAT_ENTRIES * LANES, /* of the table, per vector of pixels */
 };
 
 static const vfloat zero_vector;
@@ -26,10 +24,15 @@ typedef struct {
     int copies_count;
 } table_scratch;
 
+/* Of the table of a quad. */
+static size_t quad_floats(const table_plan *table) {
+    return (size_t)table->table_vectors * table->entries * LANES;
+}
+
 static size_t carve_table_scratch(const sb_conv *conv, const table_plan *table, uint8_t *memory, table_scratch *scratch) {
     const size_t registers = (size_t)table->rows * table->vectors;
     size_t used = 0;
-    scratch->table = carve(memory, &used, (size_t)table->chunk_quads * table->table_vectors * VECTOR_FLOATS * 4);
+    scratch->table = carve(memory, &used, table->chunk_quads * quad_floats(table) * sizeof(float));
     for (int i = 0; i < 2; i++)
         scratch->stage[i] = carve(memory, &used, (size_t)TABLE_QUAD * table->table_vectors * ENTRY_BYTES);
     scratch->maps = carve(memory, &used, (size_t)table->unit_blocks * table->max_list * registers * ENTRY_BYTES);
@@ -68,9 +71,9 @@ static table_segment find_segment(const sb_conv *conv, const table_plan *table, 
 
 /* A vector of padding: zeros in the table of every quad of a chunk. */
 static void clear_vector(const table_plan *table, const table_scratch *scratch, int vector) {
+    const size_t floats = (size_t)table->entries * LANES;
     for (int quad = 0; quad < table->chunk_quads; quad++)
-        memset(scratch->table + ((size_t)quad * table->table_vectors + vector) * VECTOR_FLOATS, 0,
-               VECTOR_FLOATS * sizeof(float));
+        memset(scratch->table + quad * quad_floats(table) + vector * floats, 0, floats * sizeof(float));
 }
 
 /* Lists where the pixels of one segment of every channel go. What is padding is cleared now, once for all chunks. */
@@ -127,25 +130,33 @@ ALWAYS_INLINE vfloat load_pixels(const float *source, int count, int stride) {
 
 /* The signed sums of a quad for one vector of pixels: bit i of a sum's number is the sign of channel i. Half a table has the
  * second half of them. */
-ALWAYS_INLINE void store_sums(vfloat a, vfloat b, vfloat c, vfloat d, float *sums) {
+ALWAYS_INLINE void store_sums(vfloat a, vfloat b, vfloat c, vfloat d, const int entries, float *sums) {
     const vfloat low[4] = {-(a + b), a - b, b - a, a + b};
     const vfloat high[4] = {-(c + d), c - d, d - c, c + d};
     UNROLL
-    for (int number = TABLE_ENTRIES - FLOAT_ENTRIES; number < TABLE_ENTRIES; number++, sums += LANES)
-        *(vfloat *)sums = low[number % 4] + high[number / 4];
+    for (int i = 0, number = TABLE_ENTRIES - entries; i < entries; i++, number++)
+        *(vfloat *)(sums + i * LANES) = low[number % 4] + high[number / 4];
 }
 
-/* A quad whose rows fill registers: straight from the input to the table. Vectors of padding were cleared before. */
-static NEVER_INLINE void build_quad(const table_scratch *scratch, const float *in, size_t plane, int channels,
-                                    int stride, float *table) {
+ALWAYS_INLINE void build_vectors(const table_scratch *scratch, const float *in, size_t plane, int channels, int stride,
+                                 const int entries, float *table) {
     for (int i = 0; i < scratch->copies_count; i++) {
         const pixel_copy *copy = &scratch->copies[i];
         vfloat x[TABLE_QUAD];
         UNROLL
         for (int c = 0; c < TABLE_QUAD; c++)
             x[c] = c < channels ? load_pixels(in + c * plane + copy->source, copy->count, stride) : zero_vector;
-        store_sums(x[0], x[1], x[2], x[3], table + (size_t)copy->target * FLOAT_ENTRIES);
+        store_sums(x[0], x[1], x[2], x[3], entries, table + (size_t)copy->target * entries);
     }
+}
+
+/* A quad whose rows fill registers: straight from the input to the table. Vectors of padding were cleared before. */
+static NEVER_INLINE void build_quad(const table_plan *table, const table_scratch *scratch, const float *in, size_t plane,
+                                    int channels, int stride, float *sums) {
+    if (table->entries == TABLE_HALF)
+        build_vectors(scratch, in, plane, channels, stride, TABLE_HALF, sums);
+    else
+        build_vectors(scratch, in, plane, channels, stride, TABLE_ENTRIES, sums);
 }
 
 /* `count` pixels to a segment of `width` lanes. */
@@ -183,10 +194,18 @@ static NEVER_INLINE void stage_quad_in_fours(const table_plan *table, const tabl
     stage_quad(table, scratch, in, plane, channels, 4, stride, stage);
 }
 
-static NEVER_INLINE void combine_staged(const float *stage, int vectors, float *table) {
+ALWAYS_INLINE void combine_quad(const float *stage, int vectors, const int entries, float *sums) {
     const size_t channel = (size_t)vectors * LANES;
-    for (int v = 0; v < vectors; v++, stage += LANES, table += VECTOR_FLOATS)
-        store_sums(vload(stage), vload(stage + channel), vload(stage + 2 * channel), vload(stage + 3 * channel), table);
+    for (int v = 0; v < vectors; v++, stage += LANES, sums += entries * LANES)
+        store_sums(vload(stage), vload(stage + channel), vload(stage + 2 * channel), vload(stage + 3 * channel), entries,
+                   sums);
+}
+
+static NEVER_INLINE void combine_staged(const table_plan *table, const float *stage, float *sums) {
+    if (table->entries == TABLE_HALF)
+        combine_quad(stage, table->table_vectors, TABLE_HALF, sums);
+    else
+        combine_quad(stage, table->table_vectors, TABLE_ENTRIES, sums);
 }
 
 static int quad_channels(const sb_conv *conv, int quad) {
@@ -198,20 +217,19 @@ static int quad_channels(const sb_conv *conv, int quad) {
 static void build_chunk(const sb_conv *conv, const table_plan *table, const table_scratch *scratch, const float *in,
                         int chunk) {
     const size_t plane = (size_t)conv->height * conv->width;
-    const size_t quad_floats = (size_t)table->table_vectors * VECTOR_FLOATS;
     const int first = chunk * table->chunk_quads, quads = table_chunk_quads(table, chunk);
     for (int quad = 0; quad <= quads; quad++) {
         const float *quad_in = in + (size_t)(first + quad) * TABLE_QUAD * plane;
         const int channels = quad_channels(conv, first + quad);
         if (quad < quads && table->segments == 1)
-            build_quad(scratch, quad_in, plane, channels, conv->stride_w, scratch->table + quad * quad_floats);
+            build_quad(table, scratch, quad_in, plane, channels, conv->stride_w,
+                       scratch->table + quad * quad_floats(table));
         else if (quad < quads && table->slot == 8)
             stage_quad_in_halves(table, scratch, quad_in, plane, channels, conv->stride_w, scratch->stage[quad % 2]);
         else if (quad < quads)
             stage_quad_in_fours(table, scratch, quad_in, plane, channels, conv->stride_w, scratch->stage[quad % 2]);
         if (quad > 0 && table->segments > 1)
-            combine_staged(scratch->stage[(quad - 1) % 2], table->table_vectors,
-                           scratch->table + (quad - 1) * quad_floats);
+            combine_staged(table, scratch->stage[(quad - 1) % 2], scratch->table + (quad - 1) * quad_floats(table));
     }
 }
 
@@ -242,17 +260,6 @@ ALWAYS_INLINE void look_up_floats_add(const look_up_job *job, size_t place, vflo
     *(vfloat *)map = sum + (job->first ? (vfloat){0} : *(const vfloat *)map);
 }
 
-#if LANES == 4
-ALWAYS_INLINE vfloat look_up_floats_factor(uint64_t word) {
-    (void)word;
-    return (vfloat){0};
-}
-
-ALWAYS_INLINE vfloat look_up_floats_plus(vfloat sum, vfloat factor, vfloat entry) {
-    (void)factor;
-    return sum + entry;
-}
-#else
 /* +1, and -1 as far behind it as the bit TABLE_HALF of a nibble is worth in the offset of an entry. */
 static const float entry_factors[TABLE_HALF * LANES + 1] = {[0] = 1, [TABLE_HALF * LANES] = -1};
 
@@ -261,12 +268,13 @@ ALWAYS_INLINE vfloat look_up_floats_factor(uint64_t word) {
     return vsplat(*(const float *)(factors + (word & TABLE_HALF << ENTRY_SHIFT)));
 }
 
-ALWAYS_INLINE vfloat look_up_floats_plus(vfloat sum, vfloat factor, vfloat entry) { return sum + factor * entry; }
-#endif
+ALWAYS_INLINE vfloat look_up_floats_plus(vfloat sum, vfloat factor, vfloat entry, const bool half) {
+    return half ? sum + factor * entry : sum + entry;
+}
 
 #define vsum vfloat
 #define SUM_LANES LANES
-#define SUM_ENTRIES FLOAT_ENTRIES
+#define SUM_ENTRIES(registers) table_entries(false, LANES, registers)
 #define SUM_REGISTERS (LANES == 16 ? 16 : 8)
 #define LOOK_UP(suffix) look_up_floats##suffix
 #include "table_look_up.h"

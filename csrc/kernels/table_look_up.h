@@ -1,12 +1,13 @@
 /* Look-ups in a table whose sums are of one type, with a kernel for every block of registers. Included once a type, with
  *     vsum             the vector of sums that one register holds
  *     SUM_LANES        how many
- *     SUM_ENTRIES      of the table per quad and vector: TABLE_ENTRIES, or TABLE_HALF
+ *     SUM_ENTRIES(n)   of the table per quad and vector, for blocks of n registers: TABLE_ENTRIES, or TABLE_HALF
  *     SUM_REGISTERS    sums that are added up at once: enough of them that additions need not wait for each other
  *     LOOK_UP(suffix)  the names of what is defined here: LOOK_UP(_all) is the array of kernels. There before are
- *                      LOOK_UP(_factor), +1 or -1 as the lowest nibble of a word, times the size of an entry, has it;
- *                      LOOK_UP(_plus), a sum and an entry, times that; LOOK_UP(_shift), sums moved by the lanes of a
- *                      step; and LOOK_UP(_add), sums added to their place in the maps */
+ *                      LOOK_UP(_factor), +1 or -1 as the lowest nibble of a word has it (bits count from ENTRY_SHIFT on);
+ *                      LOOK_UP(_plus), a sum and an entry, with half a table times the factor;
+ *                      LOOK_UP(_shift), sums moved by the lanes of a step; LOOK_UP(_add), sums added to their
+ *                      place in the maps */
 
 /* Sums of `filters` filters, each over `registers` vectors of pixels: rows of `vectors` registers side by side.
  * All three are constants of the caller, so that every sum stays in a register. */
@@ -14,7 +15,8 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
                                    const int vectors) {
     const table_plan *table = job->table;
     const int quads = job->quads, tap_bytes = table_tap_bytes(quads);
-    const size_t quad_bytes = (size_t)table->table_vectors * SUM_ENTRIES * ENTRY_BYTES;
+    const int entries_count = SUM_ENTRIES(registers), vector_bytes = entries_count * ENTRY_BYTES;
+    const size_t quad_bytes = (size_t)table->table_vectors * vector_bytes;
     const uint8_t *nibbles[TABLE_MAX_VECTORS];
     vsum sum[2 * TABLE_MAX_VECTORS], parked[2 * TABLE_MAX_VECTORS];
     const int32_t *tap_vector = table->tap_vector;
@@ -30,7 +32,7 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
     for (int s = 0; s < table->steps_count; s++) {
         const table_step *step = &table->steps[s];
         for (int tap = 0; tap < step->taps; tap++) {
-            const uint8_t *entries = (const uint8_t *)job->sums + *tap_vector++ * (SUM_ENTRIES * ENTRY_BYTES);
+            const uint8_t *entries = (const uint8_t *)job->sums + *tap_vector++ * vector_bytes;
             uint64_t word[TABLE_MAX_VECTORS];
             UNROLL
             for (int f = 0; f < filters; f++) {
@@ -42,14 +44,15 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
             for (int quad = 0; quad < quads; quad++, entries += quad_bytes)
                 UNROLL
                 for (int f = 0; f < filters; f++) {
-                    const uint8_t *entry = entries + (word[f] & (SUM_ENTRIES - 1) << ENTRY_SHIFT);
+                    const uint8_t *entry = entries + (word[f] & (entries_count - 1) << ENTRY_SHIFT);
                     const vsum factor = LOOK_UP(_factor)(word[f]);
                     HIDE(entry); /* one address per nibble: base + index in every load would double the work of issue */
                     word[f] >>= 4;
                     UNROLL
                     for (int r = 0; r < registers; r++)
-                        sum[f * registers + r] = LOOK_UP(_plus)(sum[f * registers + r], factor,
-                                                                *(const vsum *)(entry + r * (SUM_ENTRIES * ENTRY_BYTES)));
+                        sum[f * registers + r] =
+                            LOOK_UP(_plus)(sum[f * registers + r], factor, *(const vsum *)(entry + r * vector_bytes),
+                                           entries_count == TABLE_HALF);
                 }
         }
         for (int repeat = 0; repeat < step->repeats; repeat++) {

@@ -11,7 +11,7 @@
 
 enum {
     CACHE_BYTES = 32 * 1024, /* the smallest first-level cache of data around */
-    CACHE_LIMIT = 40 * 1024, /* what it may take at most, where even two quads of it are large */
+    CACHE_LIMIT = 40 * 1024, /* what a table of floats may take: larger chunks make up for what a small cache lacks */
 };
 
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -152,7 +152,7 @@ static int first_level_cache(void) {
 }
 
 /* What the table of a chunk may take. Sums of floats depend on their order, which should not depend on the machine. */
-static int cache_bytes(const sb_conv *conv) { return has_levels(conv) ? first_level_cache() * 5 / 6 : CACHE_BYTES; }
+static int cache_bytes(const sb_conv *conv) { return has_levels(conv) ? first_level_cache() * 5 / 6 : CACHE_LIMIT; }
 
 /* Chunks of equal size, as large as the cache allows. An odd number of quads would waste a nibble. */
 static void choose_chunks(const sb_conv *conv, table_plan *table) {
@@ -177,7 +177,8 @@ static double estimate(const sb_conv *conv, const table_plan *table) {
     const int registers = table->rows * table->vectors, shifts = table->left + table->right;
     const int per_group = conv->weight.out / conv->groups;
     const bool fits = table_bytes(conv, table) <= CACHE_LIMIT; /* sums in the second level are far away */
-    const double load_bound = registers * 0.5, decode_bound = (registers + 4.5) / 6;
+    const int loads = registers + (table->entries == TABLE_HALF); /* of a nibble: its factor too */
+    const double load_bound = loads * 0.5, decode_bound = (loads + 4.5) / 6;
     const double look_up = (load_bound > decode_bound ? load_bound : decode_bound) * (fits ? 1.3 : 1.8);
     const double store = table->table_vectors * (table->entries * (fits ? 1.3 : 3.9) + 6.0);
     const double build = table->quads * (store + 4.0 * table->segments);
@@ -205,6 +206,7 @@ static bool try_layout(const sb_conv *conv, table_plan *table, int slot, int row
     table->segments = larger(1, table->lanes / slot);
     table->y_tiles = ceil_div(conv->out_height, rows);
     table->rows = ceil_div(conv->out_height, table->y_tiles);
+    table->entries = table_entries(has_levels(conv), table->lanes, table->rows * table->vectors);
     if (!tile_columns(conv, table))
         return false;
     table->unit_regions = table->segments / greatest_common_divisor(table->segments, weight->blocks);
@@ -224,10 +226,7 @@ bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table) {
         return false;
     int best_slot = 0, best_rows = 0;
     double best = 0;
-    *table = (table_plan){
-        .lanes = lanes, .entries = table_entries(has_levels(conv), lanes),
-        .taps = weight->kernel_h * weight->kernel_w, .most_quads = most_quads(conv),
-    };
+    *table = (table_plan){.lanes = lanes, .taps = weight->kernel_h * weight->kernel_w, .most_quads = most_quads(conv)};
     if (table->most_quads == 0)
         return false;
     table->whole_chunks = has_levels(conv) && whole_chunks_fit(conv);
