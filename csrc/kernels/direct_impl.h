@@ -52,14 +52,13 @@ static void unpack_filter(const sb_weight *weight, size_t t, float *filter) {
 static NEVER_INLINE void slide_filter(const sb_conv *conv, const flat_plan *plan, const direct_scratch *scratch,
                                       const float *staged, size_t t, float *out) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
-    const limits range = limits_of(conv->then);
     for (int first = 0; first < scratch->flat.vectors_count; first += FLAT_REGISTERS) {
         const flat_vector *vectors = scratch->flat.vectors + first;
         const int left = scratch->flat.vectors_count - first;
         vfloat sum[FLAT_REGISTERS];
         flat_tile(plan, staged, scratch->flat.tap_offset, taps, plan->channels, vectors, scratch->filter, 1,
                   FLAT_REGISTERS, sum);
-        write_vectors(conv, &scratch->flat, t, range, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS, sum, out);
+        write_vectors(conv, &scratch->flat, t, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS, sum, out);
     }
 }
 

@@ -23,6 +23,7 @@ typedef struct {
 typedef struct {
     int32_t pixel; /* of the staged planes */
     int32_t first_part, parts;
+    bool whole;    /* one part has all lanes */
 } flat_vector;
 
 typedef struct {
@@ -163,7 +164,7 @@ static NEVER_INLINE void stage_band(const sb_conv *conv, const flat_plan *plan, 
 static void add_vector(const sb_conv *conv, const flat_plan *plan, int y0, int rows, int pixel, flat_scratch *scratch,
                        int *parts) {
     flat_vector *vector = &scratch->vectors[scratch->vectors_count++];
-    *vector = (flat_vector){pixel, *parts, 0};
+    *vector = (flat_vector){.pixel = pixel, .first_part = *parts};
     for (int lane = 0; lane < LANES;) {
         const int row = (pixel + lane) / plan->pitch, x = (pixel + lane) % plan->pitch;
         int count = LANES - lane;
@@ -179,6 +180,7 @@ static void add_vector(const sb_conv *conv, const flat_plan *plan, int y0, int r
         if (plan->by_row)
             break;
     }
+    vector->whole = vector->parts == 1 && scratch->parts[vector->first_part].count == LANES;
 }
 
 static void list_vectors(const sb_conv *conv, const flat_plan *plan, int y0, int rows, flat_scratch *scratch) {
@@ -232,25 +234,52 @@ ALWAYS_INLINE void flat_tile(const flat_plan *plan, const float *staged, const i
     }
 }
 
-/* Scale, shift, what is added, and limits of output channel t; and its registers to their rows. */
-ALWAYS_INLINE void write_vectors(const sb_conv *conv, const flat_scratch *scratch, size_t t, limits range,
-                                 const flat_vector *vectors, int count, const vfloat *sum, float *out) {
-    const vfloat scale = vsplat(conv->weight.scale ? conv->weight.scale[t] : 1.0f);
-    const vfloat shift = vsplat(conv->weight.shift ? conv->weight.shift[t] : 0.0f);
+/* What follows the sums of an output channel. */
+typedef struct {
+    vfloat scale, shift;
+    limits range;
+    const float *added; /* of this channel, or NULL */
+    float *out;
+} flat_finish;
+
+ALWAYS_INLINE flat_finish finish_channel(const sb_conv *conv, size_t t, float *out) {
     const size_t first = t * ((size_t)conv->out_height * conv->out_width);
-    for (int r = 0; r < count; r++) {
+    return (flat_finish){
+        .scale = vsplat(conv->weight.scale ? conv->weight.scale[t] : 1.0f),
+        .shift = vsplat(conv->weight.shift ? conv->weight.shift[t] : 0.0f),
+        .range = limits_of(conv->then),
+        .added = conv->added ? conv->added + first : NULL,
+        .out = out + first,
+    };
+}
+
+static NEVER_INLINE void write_parts(const flat_finish *finish, const flat_part *part, int parts, vfloat v) {
+    for (; parts; parts--, part++) {
+        const int begin = part->lane, end = part->lane + part->count;
+        const ptrdiff_t at = (ptrdiff_t)part->pixel - begin; /* of lane 0, perhaps before the output */
+        vfloat sum = v;
+        if (finish->added)
+            sum += vload_part(finish->added + at, begin, end);
+        vstore_part(finish->out + at, vlimit(sum, finish->range), begin, end);
+    }
+}
+
+/* Scale, shift, what is added, and limits of output channel t; and its registers to their rows. */
+ALWAYS_INLINE void write_vectors(const sb_conv *conv, const flat_scratch *scratch, size_t t, const flat_vector *vectors,
+                                 int count, const vfloat *sum, float *out) {
+    const flat_finish finish = finish_channel(conv, t, out);
+    UNROLL
+    for (int r = 0; r < FLAT_REGISTERS; r++) {
+        if (r >= count)
+            break;
         const flat_part *part = scratch->parts + vectors[r].first_part;
-        for (int i = 0; i < vectors[r].parts; i++, part++) {
-            const int begin = part->lane, end = part->lane + part->count;
-            const ptrdiff_t at = (ptrdiff_t)(first + part->pixel) - begin; /* of lane 0, perhaps before the output */
-            vfloat v = sum[r] * scale + shift;
-            if (conv->added)
-                v += part->count == LANES ? vload(conv->added + at) : vload_part(conv->added + at, begin, end);
-            v = vlimit(v, range);
-            if (part->count == LANES)
-                vstore(out + at, v);
-            else
-                vstore_part(out + at, v, begin, end);
+        vfloat v = sum[r] * finish.scale + finish.shift;
+        if (vectors[r].whole) {
+            if (finish.added)
+                v += vload(finish.added + part->pixel);
+            vstore(finish.out + part->pixel, vlimit(v, finish.range));
+        } else {
+            write_parts(&finish, part, vectors[r].parts, v);
         }
     }
 }

@@ -94,7 +94,6 @@ static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scr
     const sb_weight *weight = &conv->weight;
     const size_t k = (size_t)weight->blocks, maps = (size_t)filter_batches(conv) * FLAT_FILTERS;
     const size_t per_group = (size_t)(weight->out / conv->groups);
-    const limits range = limits_of(conv->then);
     for (size_t t = group * per_group; t < (group + 1) * per_group; t++) {
         vfloat sum[FLAT_REGISTERS] = {{0}};
         for (size_t i = 0; i < k; i++) {
@@ -105,37 +104,55 @@ static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scr
             for (int r = 0; r < FLAT_REGISTERS; r++)
                 sum[r] += ratio * map[r];
         }
-        write_vectors(conv, scratch, t, range, vectors, count, sum, out);
+        write_vectors(conv, scratch, t, vectors, count, sum, out);
     }
 }
 
-/* One batch of filters of its own at all tiles of a band, straight to the output: few channels are written at a time. */
+/* One batch of filters that are not shared at one tile of pixels, from `first` on, straight to the output. */
 static NEVER_INLINE void multiply_batch(const sb_conv *conv, const flat_plan *plan, const flat_scratch *scratch,
-                                        const float *staged, const float *weights, int group, int batch, float *out) {
+                                        const float *staged, const float *weights, int group, int batch, int first,
+                                        float *out) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w, per_group = filters_per_group(conv);
-    const int first_filter = batch * FLAT_FILTERS;
-    const limits range = limits_of(conv->then);
-    for (int first = 0; first < scratch->vectors_count; first += FLAT_REGISTERS) {
-        const flat_vector *vectors = scratch->vectors + first;
-        const int left = scratch->vectors_count - first, count = left < FLAT_REGISTERS ? left : FLAT_REGISTERS;
-        vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
-        sum_tile(plan, staged, scratch->tap_offset, taps, conv->weight.depth, vectors,
-                 weights + batch * batch_floats(conv), sum);
-        for (int f = 0; f < FLAT_FILTERS && first_filter + f < per_group; f++)
-            write_vectors(conv, scratch, (size_t)group * per_group + first_filter + f, range, vectors, count,
-                          sum + f * FLAT_REGISTERS, out);
-    }
+    const flat_vector *vectors = scratch->vectors + first;
+    const int left = scratch->vectors_count - first, count = left < FLAT_REGISTERS ? left : FLAT_REGISTERS;
+    vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
+    sum_tile(plan, staged, scratch->tap_offset, taps, conv->weight.depth, vectors, weights + batch * batch_floats(conv),
+             sum);
+    for (int f = 0; f < FLAT_FILTERS && batch * FLAT_FILTERS + f < per_group; f++)
+        write_vectors(conv, scratch, (size_t)group * per_group + batch * FLAT_FILTERS + f, vectors, count,
+                      sum + f * FLAT_REGISTERS, out);
 }
 
-/* Filters first where all of the staged input stays in the first-level cache meanwhile; otherwise pixels first. */
-static bool filters_first(const sb_conv *conv, const flat_plan *plan) {
-    const size_t staged = (size_t)plan->channels * plan->planes * plan->plane_floats * sizeof(float);
-    return !conv->weight.index && staged <= FMA_STAGED_BYTES;
+/* Filters that are not shared. Those of a batch stay in the first-level cache, or the pixels of a tile, and meet all of the
+ * others: filters where all of the staged input stays there too, since few channels are then written at a time. */
+static void multiply_band(const sb_conv *conv, const flat_plan *plan, const flat_scratch *scratch, const float *staged,
+                          const float *weights, int group, float *out) {
+    const size_t bytes = (size_t)plan->channels * plan->planes * plan->plane_floats * sizeof(float);
+    const int batches = filter_batches(conv), vectors = scratch->vectors_count;
+    if (bytes <= FMA_STAGED_BYTES)
+        for (int batch = 0; batch < batches; batch++)
+            for (int first = 0; first < vectors; first += FLAT_REGISTERS)
+                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, out);
+    else
+        for (int first = 0; first < vectors; first += FLAT_REGISTERS)
+            for (int batch = 0; batch < batches; batch++)
+                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, out);
+}
+
+/* Filters of a bank, which the output channels share. */
+static void multiply_bank(const sb_conv *conv, const flat_plan *plan, const fma_scratch *scratch, const float *staged,
+                          const float *weights, int group, float *out) {
+    for (int first = 0; first < scratch->flat.vectors_count; first += FLAT_REGISTERS) {
+        const flat_vector *vectors = scratch->flat.vectors + first;
+        const int left = scratch->flat.vectors_count - first;
+        multiply_tile(conv, plan, scratch, staged, vectors, weights);
+        merge_tile(conv, &scratch->flat, scratch->maps, group, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS, out);
+    }
 }
 
 static void fma_run(const sb_conv *conv, const float *in, float *out, void *memory) {
     const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
-    const bool by_filters = filters_first(conv, &plan);
+    const size_t group_weights = (size_t)filter_batches(conv) * batch_floats(conv);
     const float *weights = conv->prepared;
     fma_scratch scratch;
     carve_fma_scratch(conv, &plan, memory, &scratch);
@@ -146,18 +163,12 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
         for (int group = 0; group < conv->groups; group++) {
             const float *group_in = in + (size_t)group * plan.channels * conv->height * conv->width;
             const float *staged = plan.in_place ? group_in : scratch.flat.staged;
-            const size_t bank = conv->weight.index ? 0 : (size_t)group * filter_batches(conv) * batch_floats(conv);
             if (!plan.in_place)
                 stage_band(conv, &plan, group_in, y, scratch.flat.staged);
-            for (int batch = 0; by_filters && batch < filter_batches(conv); batch++)
-                multiply_batch(conv, &plan, &scratch.flat, staged, weights + bank, group, batch, out);
-            for (int first = 0; !by_filters && first < scratch.flat.vectors_count; first += FLAT_REGISTERS) {
-                const flat_vector *vectors = scratch.flat.vectors + first;
-                const int left = scratch.flat.vectors_count - first;
-                multiply_tile(conv, &plan, &scratch, staged, vectors, weights + bank);
-                merge_tile(conv, &scratch.flat, scratch.maps, group, vectors,
-                           left < FLAT_REGISTERS ? left : FLAT_REGISTERS, out);
-            }
+            if (conv->weight.index)
+                multiply_bank(conv, &plan, &scratch, staged, weights, group, out);
+            else
+                multiply_band(conv, &plan, &scratch.flat, staged, weights + group * group_weights, group, out);
         }
     }
     apply_rest(conv, out);

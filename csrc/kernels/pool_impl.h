@@ -15,27 +15,43 @@ ALWAYS_INLINE vfloat pool_pair(const bool average, vfloat a, vfloat b) {
     return larger_or_nan(a, b);
 }
 
+enum { POOL_ROWS = 3 }; /* that are combined at a time */
+
+/* `count` rows of the input, and what was combined before if they are not the first ones, as one row. */
+ALWAYS_INLINE void combine_rows(const bool average, const float *const *rows, const int count, bool first, int width,
+                                float *to) {
+    for (int x = 0; x < width; x += LANES) {
+        const int left = width - x, lanes = left < LANES ? left : LANES;
+        vfloat v = lanes == LANES ? vload(rows[0] + x) : vload_part(rows[0] + x, 0, lanes);
+        UNROLL
+        for (int i = 1; i < count; i++)
+            v = pool_pair(average, v, lanes == LANES ? vload(rows[i] + x) : vload_part(rows[i] + x, 0, lanes));
+        if (!first)
+            v = pool_pair(average, vload(to + x), v);
+        if (lanes == LANES)
+            vstore(to + x, v);
+        else
+            vstore_part(to + x, v, 0, lanes);
+    }
+}
+
 /* The input rows under the windows of output row y as one row, at row[pad_left]; the rest holds what counts for nothing. */
 ALWAYS_INLINE int pool_rows(const sb_pool *pool, const bool average, const float *plane, int y, float *row) {
+    const float *rows[POOL_ROWS];
+    float *to = row + pool->pad_left;
     int used = 0;
     for (int ky = 0; ky < pool->kernel_h; ky++) {
         const int in_y = y * pool->stride_h - pool->pad_top + ky * pool->dilation_h;
         if (in_y < 0 || in_y >= pool->height)
             continue;
-        const float *from = plane + (size_t)in_y * pool->width;
-        float *to = row + pool->pad_left;
-        if (!used++) {
-            memcpy(to, from, (size_t)pool->width * sizeof(float));
-            continue;
-        }
-        int x = 0;
-        for (; x + LANES <= pool->width; x += LANES)
-            vstore(to + x, pool_pair(average, vload(to + x), vload(from + x)));
-        if (x < pool->width) {
-            const int rest = pool->width - x;
-            vstore_part(to + x, pool_pair(average, vload_part(to + x, 0, rest), vload_part(from + x, 0, rest)), 0, rest);
-        }
+        rows[used++ % POOL_ROWS] = plane + (size_t)in_y * pool->width;
+        if (used % POOL_ROWS == 0)
+            combine_rows(average, rows, POOL_ROWS, used == POOL_ROWS, pool->width, to);
     }
+    if (used % POOL_ROWS == 2)
+        combine_rows(average, rows, 2, used == 2, pool->width, to);
+    else if (used % POOL_ROWS == 1)
+        combine_rows(average, rows, 1, used == 1, pool->width, to);
     return used;
 }
 
