@@ -79,7 +79,9 @@ ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int fi
     const float *const *map = job->map, *scales = weight->scale, *shifts = weight->shift, *ratio = weight->ratio;
     const uint32_t *map_offset = job->map_offset + job->begin * k;
     const size_t end = job->end;
-    int8_t *level_out = conv->level_out;
+    const float *const all_added = plain ? NULL : conv->added;
+    float *const out = plain ? NULL : job->out;
+    int8_t *const level_out = conv->level_out;
     for (size_t t = job->begin; t < end; t++, map_offset += k) {
         const float *from = map[0] + map_offset[0];
         FLOATS sum[4];
@@ -102,17 +104,17 @@ ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int fi
             FLOATS v = sum[p] * scale;
             KEEP(v);
             v += shift;
-            if (!plain && conv->added) {
-                const float *added = conv->added + t * plane_size;
+            if (all_added) {
+                const float *added = all_added + t * plane_size;
                 v += straight ? LOAD(added + offset[p]) : PASTE(gather_piece, WIDTH)(job, &pieces[p], added);
             }
             if (!folds)
                 v = PASTE(at_most, WIDTH)(PASTE(at_least, WIDTH)(v, SPLAT(range.low)), SPLAT(range.high));
             KEEP(v);
-            if (!plain && job->out && straight)
-                STORE(job->out + t * plane_size + offset[p], v);
-            else if (!plain && job->out)
-                PASTE(scatter_piece, WIDTH)(job, &pieces[p], v, job->out + t * plane_size);
+            if (out && straight)
+                STORE(out + t * plane_size + offset[p], v);
+            else if (out)
+                PASTE(scatter_piece, WIDTH)(job, &pieces[p], v, out + t * plane_size);
             if ((plain || level_out) && straight)
                 STORE_LEVELS(level_out + t * plane_size + offset[p], v, to);
             else if (plain || level_out)
