@@ -32,6 +32,19 @@ def test_orthogonal_keeps_directions_and_levels_their_sizes(shape: tuple[int, in
     assert torch.allclose(inside, torch.diag(inside.diagonal()), atol=1e-3)
 
 
+@pytest.mark.parametrize("shape", [(16, 288), (128, 2304), (8, 17)])
+@pytest.mark.parametrize("decay", [0.0, -2.0, -6.0])
+def test_the_way_through_the_gram_matrix_is_as_good(shape: tuple[int, int], decay: float) -> None:
+    """Wide matrices, down to nearly singular ones, against the plain steps in double precision."""
+    torch.manual_seed(0)
+    matrix = torch.diag(torch.logspace(0, decay, shape[0])) @ torch.randn(shape)
+    plain = matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        gram = plain @ plain.T
+        plain = 3.4445 * plain + (-4.7750 * gram + 2.0315 * gram @ gram) @ plain
+    assert (orthogonal(matrix) - plain).abs().max() < 1e-3 * plain.abs().max()
+
+
 def test_orthogonal_of_nothing_is_nothing() -> None:
     assert torch.equal(orthogonal(torch.zeros(3, 5)), torch.zeros(3, 5))
 

@@ -65,7 +65,28 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """U·Vᵀ of `matrix` = U·S·Vᵀ, roughly: singular values end between about 0.7 and 1.2."""
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x: Tensor = wide / wide.norm().clamp_min(1e-7)
+    x = _through_gram(x) if x.shape[1] > 2 * x.shape[0] else _directly(x)
+    return x.T if wide is not matrix else x
+
+
+def _directly(x: Tensor) -> Tensor:
     for _ in range(_STEPS):
         gram = x @ x.T
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
-    return x.T if wide is not matrix else x
+    return x
+
+
+def _through_gram(x: Tensor) -> Tensor:
+    """The same for matrices much wider than high: all steps happen on x·xᵀ, and their product meets x once.
+
+    A step multiplies x by a polynomial p of its Gram matrix, which thereby becomes p·gram·p.
+    """
+    gram = x @ x.T
+    product: Tensor | None = None
+    for _ in range(_STEPS):
+        p = _B * gram + _C * gram @ gram
+        p.diagonal().add_(_A)
+        product = p if product is None else p @ product
+        gram = p @ gram @ p
+    assert product is not None
+    return product @ x
