@@ -71,6 +71,17 @@ def test_paper_and_ours_stand_side_by_side(measured: Spec) -> None:
     assert "sample standard deviation" in " ".join(notes(table))
 
 
+def test_rows_are_held_against_the_baseline_of_the_spec(measured: Spec) -> None:
+    assert not any("behind" in header for header in cells(build_table(measured))[0])
+    text = measured.path.read_text()
+    table = build_table(load_spec(write_spec(measured.path.parent, 'baseline = "dense"\n' + text)))
+    assert column(table, "points behind, paper") == ["–", "0.21", "–"]
+    assert column(table, "points behind, ours") == ["–", "0.52", "–"]
+    assert [cell.split(", ")[1] for cell in column(table, "training")[:2]] == ["2 threads", "2 threads"]
+    with pytest.raises(ConfigError, match="baseline is 'densest'"):
+        load_spec(write_spec(measured.path.parent, 'baseline = "densest"\n' + text))
+
+
 def test_fewer_epochs_are_said_wherever_the_row_is_shown(spec: Spec) -> None:
     ledger.append(spec.ledger, entry(spec, "slbf", epochs=2, curve=(95.0, 97.5)))
     table = build_table(spec)

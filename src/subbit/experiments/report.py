@@ -23,7 +23,7 @@ from subbit import zoo
 from subbit.errors import ConfigError
 from subbit.experiments import figures
 from subbit.experiments.ledger import Entry
-from subbit.experiments.table import Table, cells, markdown, notes, size
+from subbit.experiments.table import Table, cells, duration, markdown, notes, size
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def environments(tables: Iterable[Table]) -> list[str]:
                 key = (entry.cpu, f"{entry.threads} thread{'s' if entry.threads != 1 else ''}", versions, commit)
                 groups.setdefault(key, []).append(entry)
     return [
-        f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {_duration(sum(run.seconds for run in runs))}: "
+        f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {duration(sum(run.seconds for run in runs))}: "
         + "; ".join(key)
         for key, runs in groups.items()
     ]
@@ -192,9 +192,3 @@ def _picture(name: str, caption: str, svg: str | None) -> list[Picture]:
 
 def _where(table: Table) -> str:
     return f"{table.published.place}, " if table.published.place else ""
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -36,7 +36,7 @@ from subbit.train.settings import Settings, read_config
 
 FigureKind = Literal["size", "curves", "ratio"]
 
-_SPEC_KEYS = ("title", "figure", "seeds", "published", "settings", "rows", "note")
+_SPEC_KEYS = ("title", "figure", "seeds", "published", "settings", "rows", "baseline", "note")
 _ROW_KEYS = ("name", "label", "series", "seeds", "settings", "inputs", "published")
 _PUBLISHED_KEYS = ("table", "column")
 # Any training setting but the seed, which is the runner's, and what changes no result (folders, logging).
@@ -75,6 +75,7 @@ class Spec:
     column: str
     rows: tuple[Row, ...]
     path: Path = field(compare=False)
+    baseline: str = ""  # the row that others are compared with, each at its budget
     note: str = ""
 
     @property
@@ -110,6 +111,9 @@ def load_spec(path: Path) -> Spec:
         if any(row.name == other.name for other in rows):
             raise ConfigError(f"{path}: two rows are named {row.name!r}; row names must differ")
         rows.append(row)
+    baseline = _text(path, "baseline", content.get("baseline", ""))
+    if baseline and baseline not in (row.name for row in rows):
+        raise ConfigError(f"{path}: baseline is {baseline!r}; {nearest(baseline, [row.name for row in rows])}")
     return Spec(
         name=path.stem,
         title=_text(path, "title", content.get("title", path.stem)),
@@ -118,6 +122,7 @@ def load_spec(path: Path) -> Spec:
         column=_text(path, "published.column", published.get("column", "")),
         rows=tuple(rows),
         path=path,
+        baseline=baseline,
         note=_text(path, "note", content.get("note", "")),
     )
 

@@ -132,8 +132,46 @@ def cells(table: Table) -> tuple[list[str], list[list[str]]]:
         ("accuracy, paper", [_published_accuracy(row.published, table.spec.column) for row in table.rows]),
         ("accuracy, ours", [accuracy(row.measured) for row in table.rows]),
     ]
+    columns += _comparison(table)
     kept = [column for column in columns if any(cell != NONE for cell in column[1]) or column[0] == "accuracy, ours"]
     return [header for header, _ in kept], [list(line) for line in zip(*(column for _, column in kept), strict=True)]
+
+
+def _comparison(table: Table) -> list[tuple[str, list[str]]]:
+    """How far each row stays behind the baseline, and what both took: where the spec names a baseline."""
+    baseline = next((row for row in table.rows if row.row.name == table.spec.baseline), None)
+    if baseline is None:
+        return []
+
+    def paper(row: TableRow) -> str:
+        column, found = table.spec.column, (baseline.published, row.published)
+        numbers = [one.accuracy[column] for one in found if one and column in one.accuracy]
+        return f"{numbers[0] - numbers[1]:.2f}" if len(numbers) == 2 and row is not baseline else NONE
+
+    def ours(row: TableRow) -> str:
+        if row is baseline or baseline.measured is None or row.measured is None:
+            return NONE
+        return f"{baseline.measured.accuracy - row.measured.accuracy:.2f}"
+
+    return [
+        ("points behind, paper", [paper(row) for row in table.rows]),
+        ("points behind, ours", [ours(row) for row in table.rows]),
+        ("training", [_training(row.measured) for row in table.rows]),
+    ]
+
+
+def _training(measured: Measured | None) -> str:
+    """What one run took; the seconds of a run include pauses of the machine."""
+    if measured is None:
+        return NONE
+    entry = measured.last
+    return f"{duration(entry.seconds)}, {entry.threads} thread{'s' if entry.threads != 1 else ''}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def markdown(table: Table) -> str:
