@@ -38,18 +38,20 @@ static size_t rounded_floats(size_t count) {
 
 static int8_t *slot_at(const run *r, int32_t slot) { return (int8_t *)(r->arena + r->model->plan.slots[slot].offset); }
 
-/* A layer on levels. On its own it rounds its input and gives fp32; otherwise the layers around it may have done the
- * first, and may want no fp32. */
-static void run_levels(const run *r, sb_conv *conv, const sb_step *step, const float *in, float *out) {
+/* Where a convolution writes levels, and perhaps nothing else: the layers behind it may want no fp32. */
+static float *find_outputs(const run *r, sb_conv *conv, const sb_step *step, float *out) {
+    if (step->writes == SB_NO_SLOT || !r->fused) return out;
+    conv->out_levels = r->model->plan.slots[step->writes].levels;
+    conv->level_out = slot_at(r, step->writes);
+    return step->floats ? out : NULL;
+}
+
+/* A layer on levels. On its own it rounds its input; otherwise the layer before it may have done so. */
+static void run_levels(const run *r, const sb_conv *conv, const sb_step *step, const float *in, float *out) {
     const size_t count = (size_t)conv->channels * (size_t)conv->height * (size_t)conv->width;
     int8_t *levels = slot_at(r, step->reads);
     if (step->rounds || !r->fused) r->model->kernels.round(conv->levels, in, levels, count);
-    if (step->writes != SB_NO_SLOT && r->fused) {
-        conv->out_levels = r->model->plan.slots[step->writes].levels;
-        conv->level_out = slot_at(r, step->writes);
-    }
-    const bool floats = step->floats || !r->fused || !sb_is_limit(conv->then);
-    conv->kernel->run_levels(conv, levels, floats ? out : NULL, r->scratch + step->scratch);
+    conv->kernel->run_levels(conv, levels, out, r->scratch + step->scratch);
 }
 
 static void run_conv(const run *r, const sb_op *op, const sb_step *step, const float *in, float *out) {
@@ -61,6 +63,7 @@ static void run_conv(const run *r, const sb_op *op, const sb_step *step, const f
     else if (step->added != SB_NO_VALUE)
         conv.added = input_at(r, step->added);
     if (op->code == SB_OP_CONV || conv.width == 1) {
+        out = find_outputs(r, &conv, step, out);
         if (r->piece != WHOLE)
             conv.kernel->run_pieces(&conv, r->piece, r->piece + 1, in, out, scratch);
         else if (step->reads == SB_NO_SLOT)

@@ -94,7 +94,7 @@ typedef struct sb_conv {
     const void *prepared;             /* what kernel->prepare wrote, or NULL */
     struct sb_op_time *times;         /* where a kernel adds the time of its stages; NULL: nobody asked */
     sb_levels levels;                 /* of the input; its step is part of weight.scale */
-    sb_levels out_levels;             /* of what run_levels writes to level_out */
+    sb_levels out_levels;             /* of what is written to level_out */
     int8_t *level_out;                /* the output as levels; NULL: nobody reads them */
 } sb_conv;
 
@@ -108,6 +108,7 @@ typedef struct sb_conv_kernel {
     /* Bytes of scratch for run; NULL: none. */
     size_t (*scratch_size)(const sb_conv *conv);
     void (*run)(const sb_conv *conv, const float *in, float *out, void *scratch);
+    bool writes_levels; /* `run` can write level_out as well; `out` may be NULL then, as with run_levels */
     /* Instead of `run` where the input consists of levels. `out` is NULL where nobody reads it, and may be NULL only
      * with a `then` that is a limit. */
     void (*run_levels)(const sb_conv *conv, const int8_t *in, float *out, void *scratch);

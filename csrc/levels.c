@@ -1,8 +1,8 @@
 /* Which values are kept as levels, and who writes them.
  *
- * A layer with levels reads its input from a slot. Where the value comes from another such layer, whatever limits and
- * maxima lie between, the slot is written by that layer: rounding commutes with limits (it is done after them) and with
- * maxima. Otherwise the first layer that reads the slot rounds the value itself. */
+ * A layer with levels reads its input from a slot. Where the value comes from another such layer, or from one in fp32 whose
+ * kernel can round, whatever limits and maxima lie between, the slot is written by that layer: rounding commutes with
+ * limits (it is done after them) and with maxima. Otherwise the first layer that reads the slot rounds the value itself. */
 #include "program.h"
 
 /* Reshapes are their input under another name. */
@@ -26,7 +26,8 @@ static bool reads_slot(const sb_program *program, const sb_plan *plan, int32_t o
 static bool writes_levels(const sb_program *program, const sb_plan *plan, int32_t op, sb_levels levels) {
     const sb_step *step = &plan->steps[op];
     if (step->writes != SB_NO_SLOT && !sb_same_levels(plan->slots[step->writes].levels, levels)) return false;
-    return reads_slot(program, plan, op) && sb_is_limit(step->conv->then);
+    const bool rounds = program->ops[op].code == SB_OP_CONV && step->conv->kernel->writes_levels;
+    return (rounds || reads_slot(program, plan, op)) && sb_is_limit(step->conv->then);
 }
 
 static bool is_maximum(const sb_op *op) { return op->code == SB_OP_POOL && !op->pool.average; }

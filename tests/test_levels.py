@@ -82,7 +82,7 @@ WIDE = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "lanes", "dot", "portable"])
+@pytest.mark.parametrize("kernel", ["table", "lanes", "dot", "dot lanes", "portable"])
 def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     cases = CASES | WIDE if kernel == "dot" else CASES
@@ -93,16 +93,17 @@ def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.
 def kernels_that_may_be_missing(row: str) -> tuple[str, ...]:
     """Kernels that no convolution can use on this row, or on this machine."""
     has_dot = row == "avx512" and "avx512vnni" in features().split()
-    return (() if has_dot else ("dot",)) + (("lanes",) if row in ("sse2", "neon") else ())
+    return (() if has_dot else ("dot", "dot lanes")) + (("lanes",) if row in ("sse2", "neon") else ())
 
 
+@pytest.mark.parametrize("kernel", ["dot", "dot lanes"])
 @pytest.mark.parametrize("kind", ["binary", "stacked"])
 @pytest.mark.parametrize("sign", LEVELS)
 def test_dot_products_of_every_kind(
-    sign: str, kind: Literal["binary", "stacked"], monkeypatch: pytest.MonkeyPatch
+    sign: str, kind: Literal["binary", "stacked"], kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Signed levels are raised to unsigned ones and the sums lowered again, under filters of both kinds."""
-    monkeypatch.setenv("SUBBIT_KERNEL", "dot")
+    """Signed levels may be raised to unsigned ones and the sums lowered again, under filters of both kinds."""
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     for case in (CASES | WIDE).values():
         check_exactly(with_levels(case, kind, LEVELS[sign]), ROWS[-1])
 
@@ -113,7 +114,7 @@ def test_a_kernel_can_be_left_out(row: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SUBBIT_KERNEL", "-dot")
     names = ("stride2", "one_by_one_stride2", "blocks_share_registers")
     used = {check_exactly(with_levels(CASES[name], "stacked", LEVELS["signed"]), row) for name in names}
-    assert used <= {"table", "lanes"}
+    assert used <= {"table", "lanes", "dot lanes"}
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
@@ -146,7 +147,7 @@ def test_chunks_are_added_in_16_bits_while_their_sums_fit(
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
-@pytest.mark.parametrize("kernel", ["", "dot", "table"])
+@pytest.mark.parametrize("kernel", ["", "dot", "dot lanes", "table"])
 @pytest.mark.parametrize("name", [name for name in CORE_CASES if name.startswith("levels")])
 def test_whole_networks(name: str, kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains, residual blocks, pools, two kinds of levels: between layers the levels alone are kept in a normal run."""
@@ -158,6 +159,28 @@ def test_whole_networks(name: str, kernel: str, row: str, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(net(x), net.values(x)[-1])
     else:
         check_exactly(program, row)
+
+
+@pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("kernel", ["fma", "direct"])
+@pytest.mark.parametrize("floats", [True, False], ids=["floats_too", "levels_alone"])
+def test_real_layers_write_the_levels_that_follow(
+    floats: bool, kernel: str, row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in which the dense layer rounds by itself equals one in which everything is done on its own."""
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    for name in ("one_register_rows", "two_registers_per_row", "seven", "odd_width_in_tiles", "stride2_odd", "groups"):
+        case = CASES[name]
+        for levels in LEVELS.values():
+            program = case.program("lego" if kernel == "fma" and case.blocks > 1 else "dense")
+            weight = r.Binary(np.ones((3, case.out, 1, 1), np.int8))
+            ops: tuple[r.Op, ...] = (*program.ops, r.Conv(inputs=(2,), weight=weight, levels=levels))
+            if floats:
+                ops += (r.Mean(inputs=(2,), dims=(0,), keepdim=True), r.Arithmetic(inputs=(3, 4), function="add"))
+            net = subbit.load(encode(replace(program, ops=ops)), isa=row)
+            assert row == "portable" or net.operations[0].kernel == kernel
+            x = 20 * inputs(program)
+            np.testing.assert_array_equal(net(x), net.values(x)[-1], err_msg=name)
 
 
 @given(data=st.data())
@@ -186,7 +209,9 @@ def test_any_convolution(row: str, data: st.DataObject) -> None:
         return
     kind: Literal["binary", "stacked"] = "stacked" if data.draw(st.booleans()) else "binary"
     program = with_levels(case, kind, LEVELS["signed" if data.draw(st.booleans()) else "unsigned"])
-    with mock.patch.dict(os.environ, SUBBIT_KERNEL=data.draw(st.sampled_from(["", "dot", "table"]))):
+    with mock.patch.dict(
+        os.environ, SUBBIT_KERNEL=data.draw(st.sampled_from(["", "dot", "dot lanes", "lanes", "table"]))
+    ):
         check_exactly(program, row)
 
 

@@ -119,7 +119,19 @@ def test_sound_networks_run(checked: Path, tmp_path: Path, row: str) -> None:
 
 
 # every convolution that a kernel can do is done by it, whatever it costs; in the core, names are beside `cost`
-KERNELS = ("portable", "portable xnor", "direct", "dot", "fma", "lanes", "linear", "popcount", "table", "xnor")
+KERNELS = (
+    "portable",
+    "portable xnor",
+    "direct",
+    "dot",
+    "dot lanes",
+    "fma",
+    "lanes",
+    "linear",
+    "popcount",
+    "table",
+    "xnor",
+)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

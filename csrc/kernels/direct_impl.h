@@ -50,7 +50,7 @@ static void unpack_filter(const sb_weight *weight, size_t t, float *filter) {
 }
 
 static NEVER_INLINE void slide_filter(const sb_conv *conv, const flat_plan *plan, const direct_scratch *scratch,
-                                      const float *staged, size_t t, float *out) {
+                                      const float *staged, size_t t, const flat_finish *finish) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
     for (int first = 0; first < scratch->flat.vectors_count; first += FLAT_REGISTERS) {
         const flat_vector *vectors = scratch->flat.vectors + first;
@@ -58,13 +58,14 @@ static NEVER_INLINE void slide_filter(const sb_conv *conv, const flat_plan *plan
         vfloat sum[FLAT_REGISTERS];
         flat_tile(plan, staged, scratch->flat.tap_offset, taps, plan->channels, vectors, scratch->filter, 1,
                   FLAT_REGISTERS, sum);
-        write_vectors(conv, &scratch->flat, t, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS, sum, out);
+        write_vectors(finish, &scratch->flat, t, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS, sum);
     }
 }
 
 static void direct_run(const sb_conv *conv, const float *in, float *out, void *memory) {
     const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
     const size_t per_group = (size_t)(conv->weight.out / conv->groups);
+    const flat_finish finish = finish_of(conv, out);
     direct_scratch scratch;
     carve_direct_scratch(conv, &plan, memory, &scratch);
     find_tap_offsets(conv, &plan, scratch.flat.tap_offset);
@@ -77,7 +78,7 @@ static void direct_run(const sb_conv *conv, const float *in, float *out, void *m
                 stage_band(conv, &plan, group_in, y, scratch.flat.staged);
             for (size_t t = group * per_group; t < (group + 1) * per_group; t++) {
                 unpack_filter(&conv->weight, t, scratch.filter);
-                slide_filter(conv, &plan, &scratch, plan.in_place ? group_in : scratch.flat.staged, t, out);
+                slide_filter(conv, &plan, &scratch, plan.in_place ? group_in : scratch.flat.staged, t, &finish);
             }
         }
     }
@@ -85,5 +86,5 @@ static void direct_run(const sb_conv *conv, const float *in, float *out, void *m
 }
 
 static const sb_conv_kernel direct_kernel = {
-    .name = "direct", .cost = direct_cost, .scratch_size = direct_scratch_size, .run = direct_run,
+    .name = "direct", .cost = direct_cost, .scratch_size = direct_scratch_size, .run = direct_run, .writes_levels = true,
 };

@@ -234,52 +234,100 @@ ALWAYS_INLINE void flat_tile(const flat_plan *plan, const float *staged, const i
     }
 }
 
-/* What follows the sums of an output channel. */
+/* What follows the sums, and where they go. */
 typedef struct {
-    vfloat scale, shift;
+    const float *scale, *shift, *added; /* NULL: none */
     limits range;
-    const float *added; /* of this channel, or NULL */
-    float *out;
+    size_t plane;       /* floats of an output channel */
+    float *out;         /* NULL: levels alone */
+    int8_t *levels;     /* NULL: floats alone */
+    level_range to;
 } flat_finish;
 
-ALWAYS_INLINE flat_finish finish_channel(const sb_conv *conv, size_t t, float *out) {
-    const size_t first = t * ((size_t)conv->out_height * conv->out_width);
+static flat_finish finish_of(const sb_conv *conv, float *out) {
     return (flat_finish){
-        .scale = vsplat(conv->weight.scale ? conv->weight.scale[t] : 1.0f),
-        .shift = vsplat(conv->weight.shift ? conv->weight.shift[t] : 0.0f),
+        .scale = conv->weight.scale,
+        .shift = conv->weight.shift,
+        .added = conv->added,
         .range = limits_of(conv->then),
-        .added = conv->added ? conv->added + first : NULL,
-        .out = out + first,
+        .plane = (size_t)conv->out_height * conv->out_width,
+        .out = out,
+        .levels = conv->level_out,
+        .to = range_of(conv->out_levels),
     };
 }
 
-static NEVER_INLINE void write_parts(const flat_finish *finish, const flat_part *part, int parts, vfloat v) {
+/* A register of which only parts are output, `first` being the first float of its channel. */
+static NEVER_INLINE void write_parts(const flat_finish *finish, size_t first, const flat_part *part, int parts, vfloat v) {
     for (; parts; parts--, part++) {
         const int begin = part->lane, end = part->lane + part->count;
-        const ptrdiff_t at = (ptrdiff_t)part->pixel - begin; /* of lane 0, perhaps before the output */
+        const ptrdiff_t at = (ptrdiff_t)(first + part->pixel) - begin; /* of lane 0, perhaps before the output */
         vfloat sum = v;
+        int8_t levels[LANES];
         if (finish->added)
             sum += vload_part(finish->added + at, begin, end);
-        vstore_part(finish->out + at, vlimit(sum, finish->range), begin, end);
+        sum = vlimit(sum, finish->range);
+        if (finish->out)
+            vstore_part(finish->out + at, sum, begin, end);
+        if (!finish->levels)
+            continue;
+        vstore_levels(levels, sum, finish->to);
+        memcpy(finish->levels + at + begin, levels + begin, (size_t)part->count);
     }
 }
 
-/* Scale, shift, what is added, and limits of output channel t; and its registers to their rows. */
-ALWAYS_INLINE void write_vectors(const sb_conv *conv, const flat_scratch *scratch, size_t t, const flat_vector *vectors,
-                                 int count, const vfloat *sum, float *out) {
-    const flat_finish finish = finish_channel(conv, t, out);
+/* Scale, shift, what is added, and limits of output channel t; and its registers to their rows, as floats, levels or both.
+ * The loop works on a copy: a byte that is stored might be part of the original. */
+ALWAYS_INLINE void write_vectors(const flat_finish *finish, const flat_scratch *scratch, size_t t,
+                                 const flat_vector *vectors, int count, const vfloat *sum) {
+    const flat_finish local = *finish;
+    const size_t first = t * local.plane;
+    const vfloat scale = vsplat(local.scale ? local.scale[t] : 1.0f), shift = vsplat(local.shift ? local.shift[t] : 0.0f);
+    const flat_part *parts = scratch->parts;
     UNROLL
     for (int r = 0; r < FLAT_REGISTERS; r++) {
         if (r >= count)
             break;
-        const flat_part *part = scratch->parts + vectors[r].first_part;
-        vfloat v = sum[r] * finish.scale + finish.shift;
-        if (vectors[r].whole) {
-            if (finish.added)
-                v += vload(finish.added + part->pixel);
-            vstore(finish.out + part->pixel, vlimit(v, finish.range));
-        } else {
-            write_parts(&finish, part, vectors[r].parts, v);
+        const flat_part *part = parts + vectors[r].first_part;
+        vfloat v = sum[r] * scale + shift;
+        if (!vectors[r].whole) {
+            write_parts(finish, first, part, vectors[r].parts, v);
+            continue;
+        }
+        const size_t at = first + part->pixel;
+        if (local.added)
+            v += vload(local.added + at);
+        v = vlimit(v, local.range);
+        if (local.out)
+            vstore(local.out + at, v);
+        if (local.levels)
+            vstore_levels(local.levels + at, v, local.to);
+    }
+}
+
+/* Does a tile of sums become levels alone, all lanes of its registers? */
+ALWAYS_INLINE bool gives_levels_alone(const flat_finish *finish, const flat_vector *vectors, int count) {
+    bool whole = count == FLAT_REGISTERS;
+    UNROLL
+    for (int r = 0; r < FLAT_REGISTERS; r++)
+        whole = whole && vectors[r].whole;
+    return whole && finish->levels && !finish->out && !finish->added;
+}
+
+/* write_vectors of such a tile for `channels` output channels from t on: a loop without calls keeps its constants in registers. */
+static NEVER_INLINE void write_levels(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
+                                      const flat_vector *vectors, const vfloat *sum) {
+    const flat_finish local = *finish;
+    size_t at[FLAT_REGISTERS];
+    UNROLL
+    for (int r = 0; r < FLAT_REGISTERS; r++)
+        at[r] = t * local.plane + scratch->parts[vectors[r].first_part].pixel;
+    for (int c = 0; c < channels; c++, sum += FLAT_REGISTERS) {
+        const vfloat scale = vsplat(local.scale ? local.scale[t + c] : 1.0f), shift = vsplat(local.shift ? local.shift[t + c] : 0.0f);
+        UNROLL
+        for (int r = 0; r < FLAT_REGISTERS; r++) {
+            vstore_levels(local.levels + at[r], vlimit(sum[r] * scale + shift, local.range), local.to);
+            at[r] += local.plane;
         }
     }
 }

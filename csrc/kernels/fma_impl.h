@@ -90,7 +90,7 @@ static NEVER_INLINE void multiply_tile(const sb_conv *conv, const flat_plan *pla
 }
 
 static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scratch, const vfloat *maps_of_tile,
-                                    int group, const flat_vector *vectors, int count, float *out) {
+                                    int group, const flat_vector *vectors, int count, const flat_finish *finish) {
     const sb_weight *weight = &conv->weight;
     const size_t k = (size_t)weight->blocks, maps = (size_t)filter_batches(conv) * FLAT_FILTERS;
     const size_t per_group = (size_t)(weight->out / conv->groups);
@@ -104,49 +104,54 @@ static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scr
             for (int r = 0; r < FLAT_REGISTERS; r++)
                 sum[r] += ratio * map[r];
         }
-        write_vectors(conv, scratch, t, vectors, count, sum, out);
+        write_vectors(finish, scratch, t, vectors, count, sum);
     }
 }
 
 /* One batch of filters that are not shared at one tile of pixels, from `first` on, straight to the output. */
 static NEVER_INLINE void multiply_batch(const sb_conv *conv, const flat_plan *plan, const flat_scratch *scratch,
                                         const float *staged, const float *weights, int group, int batch, int first,
-                                        float *out) {
+                                        const flat_finish *finish) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w, per_group = filters_per_group(conv);
     const flat_vector *vectors = scratch->vectors + first;
     const int left = scratch->vectors_count - first, count = left < FLAT_REGISTERS ? left : FLAT_REGISTERS;
     vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
     sum_tile(plan, staged, scratch->tap_offset, taps, conv->weight.depth, vectors, weights + batch * batch_floats(conv),
              sum);
-    for (int f = 0; f < FLAT_FILTERS && batch * FLAT_FILTERS + f < per_group; f++)
-        write_vectors(conv, scratch, (size_t)group * per_group + batch * FLAT_FILTERS + f, vectors, count,
-                      sum + f * FLAT_REGISTERS, out);
+    const int rest = per_group - batch * FLAT_FILTERS, channels = rest < FLAT_FILTERS ? rest : FLAT_FILTERS;
+    const size_t t = (size_t)group * per_group + batch * FLAT_FILTERS;
+    if (gives_levels_alone(finish, vectors, count))
+        write_levels(finish, scratch, t, channels, vectors, sum);
+    else
+        for (int f = 0; f < channels; f++)
+            write_vectors(finish, scratch, t + f, vectors, count, sum + f * FLAT_REGISTERS);
 }
 
 /* Filters that are not shared. Those of a batch stay in the first-level cache, or the pixels of a tile, and meet all of the
  * others: filters where all of the staged input stays there too, since few channels are then written at a time. */
 static void multiply_band(const sb_conv *conv, const flat_plan *plan, const flat_scratch *scratch, const float *staged,
-                          const float *weights, int group, float *out) {
+                          const float *weights, int group, const flat_finish *finish) {
     const size_t bytes = (size_t)plan->channels * plan->planes * plan->plane_floats * sizeof(float);
     const int batches = filter_batches(conv), vectors = scratch->vectors_count;
     if (bytes <= FMA_STAGED_BYTES)
         for (int batch = 0; batch < batches; batch++)
             for (int first = 0; first < vectors; first += FLAT_REGISTERS)
-                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, out);
+                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, finish);
     else
         for (int first = 0; first < vectors; first += FLAT_REGISTERS)
             for (int batch = 0; batch < batches; batch++)
-                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, out);
+                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, finish);
 }
 
 /* Filters of a bank, which the output channels share. */
 static void multiply_bank(const sb_conv *conv, const flat_plan *plan, const fma_scratch *scratch, const float *staged,
-                          const float *weights, int group, float *out) {
+                          const float *weights, int group, const flat_finish *finish) {
     for (int first = 0; first < scratch->flat.vectors_count; first += FLAT_REGISTERS) {
         const flat_vector *vectors = scratch->flat.vectors + first;
         const int left = scratch->flat.vectors_count - first;
         multiply_tile(conv, plan, scratch, staged, vectors, weights);
-        merge_tile(conv, &scratch->flat, scratch->maps, group, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS, out);
+        merge_tile(conv, &scratch->flat, scratch->maps, group, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS,
+                   finish);
     }
 }
 
@@ -154,6 +159,7 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
     const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
     const size_t group_weights = (size_t)filter_batches(conv) * batch_floats(conv);
     const float *weights = conv->prepared;
+    const flat_finish finish = finish_of(conv, out);
     fma_scratch scratch;
     carve_fma_scratch(conv, &plan, memory, &scratch);
     find_tap_offsets(conv, &plan, scratch.flat.tap_offset);
@@ -166,9 +172,9 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
             if (!plan.in_place)
                 stage_band(conv, &plan, group_in, y, scratch.flat.staged);
             if (conv->weight.index)
-                multiply_bank(conv, &plan, &scratch, staged, weights, group, out);
+                multiply_bank(conv, &plan, &scratch, staged, weights, group, &finish);
             else
-                multiply_band(conv, &plan, &scratch.flat, staged, weights + group * group_weights, group, out);
+                multiply_band(conv, &plan, &scratch.flat, staged, weights + group * group_weights, group, &finish);
         }
     }
     apply_rest(conv, out);
@@ -176,5 +182,5 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
 
 static const sb_conv_kernel fma_kernel = {
     .name = "fma", .cost = fma_cost, .prepared_size = fma_prepared_size, .prepare = fma_prepare,
-    .scratch_size = fma_scratch_size, .run = fma_run,
+    .scratch_size = fma_scratch_size, .run = fma_run, .writes_levels = true,
 };

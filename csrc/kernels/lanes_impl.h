@@ -34,6 +34,7 @@ typedef struct {
     float *sums; /* [input block][pixel][quad of the chunk][lane] */
     float *maps; /* [input block][pixel][filter], and three more pixels that are read but not used */
     float *flipped; /* [input block][filter][pixel] */
+    const float **map; /* [input block], of flipped maps on levels */
 } lanes_scratch;
 
 static int count_words(const sb_conv *conv) {
@@ -64,11 +65,16 @@ static int find_pairs(const sb_conv *conv, int32_t *pair_begin, lanes_pair *pair
     return count;
 }
 
+static bool can_put_filters_in_lanes(const sb_conv *conv) {
+    const int in_pixels = conv->height * conv->width, out_pixels = conv->out_height * conv->out_width;
+    return conv->weight.bits && !conv->weight.binary_input && conv->groups == 1 && conv->height <= LANES_MAX_PIXELS &&
+           in_pixels <= LANES_MAX_PIXELS && conv->out_height <= LANES_MAX_PIXELS && out_pixels <= LANES_MAX_PIXELS;
+}
+
 static double lanes_cost(const sb_conv *conv) {
     const sb_weight *weight = &conv->weight;
     const int in_pixels = conv->height * conv->width, out_pixels = conv->out_height * conv->out_width;
-    if (!weight->bits || weight->binary_input || conv->groups != 1 || conv->height > LANES_MAX_PIXELS ||
-        in_pixels > LANES_MAX_PIXELS || conv->out_height > LANES_MAX_PIXELS || out_pixels > LANES_MAX_PIXELS)
+    if (!can_put_filters_in_lanes(conv))
         return -1;
     const double quads = (weight->depth + 3) / 4, registers = (weight->filters + LANES - 1) / LANES;
     const double look_up = (double)find_pairs(conv, NULL, NULL) * (quads * 1.25 + 4);
@@ -120,15 +126,21 @@ static int chunk_words(const sb_conv *conv) {
     return words < 1 ? 1 : words < count_words(conv) ? words : count_words(conv);
 }
 
-static size_t carve_lanes_scratch(const sb_conv *conv, uint8_t *memory, lanes_scratch *scratch) {
-    const size_t blocks = (size_t)conv->weight.blocks, in_pixels = (size_t)conv->height * conv->width;
-    const size_t maps = blocks * conv->out_height * conv->out_width;
+/* Maps of so many filters, of both forms. */
+static void carve_lane_maps(const sb_conv *conv, size_t filters, uint8_t *memory, size_t *used, lanes_scratch *scratch) {
+    const size_t blocks = (size_t)conv->weight.blocks, maps = blocks * conv->out_height * conv->out_width;
     const size_t fours = ((size_t)conv->out_height * conv->out_width + 3) / 4;
+    scratch->maps = carve(memory, used, (maps + 3) * filters * sizeof(float));
+    scratch->flipped = carve(memory, used, blocks * filters * fours * 4 * sizeof(float));
+    scratch->map = carve(memory, used, blocks * sizeof *scratch->map);
+}
+
+static size_t carve_lanes_scratch(const sb_conv *conv, uint8_t *memory, lanes_scratch *scratch) {
+    const size_t pixels = (size_t)conv->weight.blocks * conv->height * conv->width;
     const size_t filters = (size_t)(conv->weight.filters + LANES - 1) / LANES * LANES;
     size_t used = 0;
-    scratch->sums = carve(memory, &used, blocks * in_pixels * chunk_words(conv) * WORD_QUADS * sizeof(vfloat));
-    scratch->maps = carve(memory, &used, (maps + 3) * filters * sizeof(float));
-    scratch->flipped = carve(memory, &used, blocks * filters * fours * 4 * sizeof(float));
+    scratch->sums = carve(memory, &used, pixels * chunk_words(conv) * WORD_QUADS * sizeof(vfloat));
+    carve_lane_maps(conv, filters, memory, &used, scratch);
     return used;
 }
 
@@ -226,6 +238,15 @@ ALWAYS_INLINE void flip_four(const float *in, size_t pixel_step, float *out, siz
     store4(out + 3 * filter_step, __builtin_shufflevector(high, high2, 2, 3, 6, 7));
 }
 
+/* Maps [input block][pixel][filter] to [input block][filter][pixel], in fours of pixels. */
+static void flip_maps(const sb_conv *conv, const float *maps, size_t filters, float *flipped) {
+    const size_t pixels = (size_t)conv->out_height * conv->out_width, fours = (pixels + 3) / 4;
+    for (int block = 0; block < conv->weight.blocks; block++)
+        for (size_t filter = 0; filter < filters; filter += 4, flipped += fours * 16)
+            for (size_t four = 0; four < fours; four++)
+                flip_four(maps + (block * pixels + four * 4) * filters + filter, filters, flipped + four * 4, fours * 4);
+}
+
 /* `count` fours of pixels of every output channel, from four `first` on; their maps were flipped. */
 ALWAYS_INLINE void merge_fours(const sb_conv *conv, size_t filters, const float *flipped, int first, const int count,
                                float *out) {
@@ -274,12 +295,7 @@ static NEVER_INLINE void merge_lanes(const sb_conv *conv, const lanes_plan *plan
         merge_single_pixel(conv, scratch->maps, filters, out);
         return;
     }
-    float *to = scratch->flipped;
-    for (int block = 0; block < conv->weight.blocks; block++)
-        for (size_t filter = 0; filter < filters; filter += 4, to += (size_t)fours * 16)
-            for (int four = 0; four < fours; four++)
-                flip_four(scratch->maps + (block * pixels + four * 4) * filters + filter, filters, to + four * 4,
-                          (size_t)fours * 4);
+    flip_maps(conv, scratch->maps, filters, scratch->flipped);
     int first = 0;
     for (; first + 4 <= fours; first += 4)
         merge_fours(conv, filters, scratch->flipped, first, 4, out);

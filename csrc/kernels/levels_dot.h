@@ -59,13 +59,14 @@ static void list_row_copies(const sb_conv *conv, const dot_plan *plan, const dot
                             int column, int target, dot_scratch *scratch) {
     const int stride = conv->stride_w, from = plan->x_units == 1 ? 0 : unit->x * stride - conv->pad_left;
     const int begin = -floor_divide(column, stride), end = floor_divide(conv->width - 1 - column, stride) + 1;
+    const int above = unit->y * conv->stride_h - conv->pad_top;
     for (int row = 0; row < plane->rows; row++) {
         const int y = plane->row + (unit->y + row) * conv->stride_h;
         const bool inside = y >= 0 && y < conv->height;
         for (int x = 0; x < plan->width; x += LANES) {
             const int left = unit->x + x;
             const __mmask16 lanes = inside ? lanes_between(begin - left, end - left) : 0;
-            const int source = (plane->first + row) * plan->pitch + left * stride + column - from;
+            const int source = (y - above) * plan->pitch + left * stride + column - from;
             scratch->copies[scratch->copies_count++] = (dot_copy){lanes ? source : 0, target + row * plan->width + x, lanes};
         }
     }
@@ -95,14 +96,17 @@ static void list_copies(const sb_conv *conv, const dot_plan *plan, const dot_uni
         }
 }
 
-/* Words of four channels, `count` pixels side by side. */
+/* Words of four channels, `count` pixels side by side: 16 pixels of each channel side by side in a register, then transposed. */
 ALWAYS_INLINE void interleave(const int8_t *in, size_t plane, const int channels, int count, vbyte raise, uint32_t *to) {
+    const __m512i quarters = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     for (int x = 0; x < count; x += LANES) {
         const __mmask16 pixels = lanes_between(0, count - x);
-        vword words = {0};
+        __m512i rows = _mm512_zextsi128_si512(_mm_maskz_loadu_epi8(pixels, in + x));
         UNROLL
-        for (int c = 0; c < channels; c++)
-            words |= (vword)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(pixels, in + c * plane + x)) << 8 * c;
+        for (int c = 1; c < channels; c++)
+            rows = _mm512_mask_broadcast_i32x4(rows, (__mmask16)(0xf << 4 * c), _mm_maskz_loadu_epi8(pixels, in + c * plane + x));
+        const __m512i words = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(quarters, rows), bytes);
         *(vword_u *)(to + x) = (vword)((vbyte)words + raise);
     }
 }
@@ -116,24 +120,24 @@ static NEVER_INLINE void interleave_quad(const int8_t *in, size_t plane, int cha
     }
 }
 
-/* The rows of the input that a unit reads, of one quad. */
+/* The rows of the input that a unit reads, of one quad. Where all rows are read from end to end they are one. */
 static void interleave_unit(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const int8_t *in, int channels,
                             vbyte raise, uint32_t *to) {
     const size_t size = (size_t)conv->height * conv->width;
     const int first = plan->x_units == 1 ? 0 : unit->x * conv->stride_w - conv->pad_left;
     const int begin = first < 0 ? 0 : first, last = first + plan->pitch, end = last < conv->width ? last : conv->width;
-    for (const dot_plane *plane = plan->planes; plane < plan->planes + plan->planes_count; plane++)
-        for (int row = 0; row < plane->rows; row++) {
-            const int y = plane->row + (unit->y + row) * conv->stride_h;
-            if (y < 0 || y >= conv->height || begin >= end)
-                continue;
-            int rows = 1; /* side by side in memory */
-            if (plan->x_units == 1 && conv->stride_h == 1)
-                rows = plane->rows - row < conv->height - y ? plane->rows - row : conv->height - y;
-            interleave_quad(in + (size_t)y * conv->width + begin, size, channels, (rows - 1) * conv->width + end - begin,
-                            raise, to + (size_t)(plane->first + row) * plan->pitch + begin - first);
-            row += rows - 1;
-        }
+    const int above = unit->y * conv->stride_h - conv->pad_top, below = above + plan->input_rows;
+    const int top = above < 0 ? 0 : above, bottom = below < conv->height ? below : conv->height;
+    if (begin >= end || top >= bottom)
+        return;
+    in += (size_t)top * conv->width + begin;
+    to += (size_t)(top - above) * plan->pitch + begin - first;
+    if (plan->x_units == 1) {
+        interleave_quad(in, size, channels, (bottom - top) * conv->width, raise, to);
+        return;
+    }
+    for (int y = top; y < bottom; y++, in += conv->width, to += plan->pitch)
+        interleave_quad(in, size, channels, end - begin, raise, to);
 }
 
 /* Every `stride`-th word from `source` on, `padding` in the other lanes. At least one lane exists, or `source` does: with a

@@ -15,7 +15,7 @@ typedef int8_t vbyte __attribute__((vector_size(64), may_alias));
 
 typedef struct {
     int row;           /* input row of its row 0, for the output row 0 */
-    int rows, first;   /* first: its row among those of all planes */
+    int rows, first;   /* first: of its rows among those of all planes */
 } dot_plane;
 
 typedef struct {
@@ -24,7 +24,7 @@ typedef struct {
     int taps, quads, chunk_quads, chunks;
     int batch, batches, banks;         /* filters that share loads; batches of a bank of filters */
     int planes_count, plane_rows, quad_words;
-    int pitch;                         /* of interleaved rows */
+    int input_rows, pitch;             /* that the taps of a unit read, interleaved */
     dot_plane planes[SB_FAST_STRIDE];
 
     int32_t *offset;      /* [quad of a chunk][tap]: bytes from a pixel to what the tap reads */
@@ -43,7 +43,7 @@ typedef struct {
 } dot_copy;
 
 typedef struct {
-    uint32_t *interleaved; /* one quad: [row of all planes][pixel] */
+    uint32_t *interleaved; /* one quad: [input row][pixel] */
     uint32_t *staged;      /* [input block][quad of the chunk][plane][column of taps][row][pixel] */
     float *maps;           /* [input block][filter][register][lane]; whole numbers until the last chunk */
     const float **map;     /* [input block] */
@@ -68,6 +68,7 @@ static void plan_dot_planes(const sb_conv *conv, int rows, dot_plan *plan) {
         first[phase] = row;
     }
     plan->rows = rows;
+    plan->input_rows = (rows - 1) * conv->stride_h + (conv->weight.kernel_h - 1) * conv->dilation_h + 1;
     plan->planes_count = plan->plane_rows = 0;
     for (int phase = 0; phase < conv->stride_h; phase++)
         if (first[phase] <= last[phase]) {
@@ -99,7 +100,7 @@ static bool lay_out_dot(const sb_conv *conv, dot_plan *plan) {
         if (rows == 1 || rows * plan->width <= DOT_COLUMNS * LANES || words * 4 <= DOT_STAGED_BYTES)
             break;
     }
-    if (plan->quad_words > DOT_MOST_WORDS || (int64_t)plan->plane_rows * plan->pitch > DOT_MOST_WORDS)
+    if (plan->quad_words > DOT_MOST_WORDS || (int64_t)plan->input_rows * plan->pitch > DOT_MOST_WORDS)
         return false;
     plan->y_units = (conv->out_height + plan->rows - 1) / plan->rows;
     plan->vectors = (plan->rows * plan->width + LANES - 1) / LANES;
@@ -132,7 +133,7 @@ static double dot_cost(const sb_conv *conv) {
         !lay_out_dot(conv, &plan))
         return -1;
     const double k = conv->weight.blocks, columns = k * plan.vectors, steps = (double)plan.quads * plan.taps;
-    const double stage = k * plan.quads * (plan.quad_words * 3.0 + (double)plan.plane_rows * plan.pitch * 7) / LANES;
+    const double stage = k * plan.quads * (plan.quad_words * 3.0 + (double)plan.input_rows * plan.pitch * 5) / LANES;
     const double list = plan.quad_words * 15.0 / LANES + 300;
     const double multiply = columns * plan.batches * plan.batch * (steps * 0.53 + plan.chunks * 3.0);
     const double merge = (double)conv->weight.out / conv->groups * plan.vectors * (5 + 2 * k);
@@ -246,7 +247,7 @@ static size_t carve_dot_scratch(const sb_conv *conv, const dot_plan *plan, uint8
     const size_t blocks = (size_t)conv->weight.blocks, columns = (size_t)(plan->width + LANES - 1) / LANES;
     const size_t words = blocks * plan->chunk_quads * plan->quad_words;
     size_t used = 0;
-    uint32_t *interleaved = carve(memory, &used, ((size_t)plan->plane_rows * plan->pitch + 2 * DOT_SLACK) * 4);
+    uint32_t *interleaved = carve(memory, &used, ((size_t)plan->input_rows * plan->pitch + 2 * DOT_SLACK) * 4);
     scratch->interleaved = interleaved ? interleaved + DOT_SLACK : NULL;
     scratch->staged = carve(memory, &used, (words + DOT_SLACK) * 4);
     scratch->maps = carve(memory, &used, blocks * plan->batches * plan->batch * plan->vectors * LANES * sizeof(float));

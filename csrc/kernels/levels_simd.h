@@ -1,4 +1,5 @@
 /* Vectors of levels and of their sums: SHORTS lanes of 16 bits in a register, twice as many as there are floats. */
+#include "table.h"
 
 enum { SHORTS = 2 * LANES };
 

@@ -4,6 +4,7 @@
 
 #include "simd_elementwise.h"
 #include "simd_common.h"
+#include "levels_simd.h"
 #include "flat_impl.h"
 #include "fma_impl.h"
 #include "direct_impl.h"
@@ -12,10 +13,10 @@
 #include "xnor_impl.h"
 #include "table_impl.h"
 #include "lanes_impl.h"
-#include "levels_simd.h"
 #include "levels_table.h"
 #include "levels_lanes.h"
 #include "levels_dot.h"
+#include "levels_dot_lanes.h"
 #include "limits_impl.h"
 
 #define STRING2(x) #x
@@ -27,7 +28,7 @@ static const sb_conv_kernel *const convs[] = {
     &lanes_kernel, &level_lanes_kernel,
 #endif
 #if LANES == 16
-    &popcount_kernel, &dot_kernel,
+    &popcount_kernel, &dot_kernel, &dot_lanes_kernel,
 #endif
     &xnor_kernel, &fma_kernel, &direct_kernel, &linear_kernel, NULL,
 };

@@ -182,6 +182,7 @@ ALWAYS_INLINE void run_xnor(const sb_conv *conv, const float *in, float *out, vo
     const flat_plan plan = plan_xnor(conv);
     const size_t group_words = (size_t)plan.channels * conv->height * conv->width;
     const uint32_t *filters = conv->prepared;
+    const flat_finish finish = finish_of(conv, out);
     xnor_scratch scratch;
     carve_xnor_scratch(conv, &plan, memory, &scratch);
     find_tap_offsets(conv, &plan, scratch.flat.tap_offset);
@@ -203,7 +204,7 @@ ALWAYS_INLINE void run_xnor(const sb_conv *conv, const float *in, float *out, vo
                 const int left = scratch.flat.vectors_count - first;
                 count_tile(conv, &plan, &scratch, staged, first, filters + bank, hardware);
                 merge_tile(conv, &scratch.flat, scratch.maps, group, scratch.flat.vectors + first,
-                           left < FLAT_REGISTERS ? left : FLAT_REGISTERS, out);
+                           left < FLAT_REGISTERS ? left : FLAT_REGISTERS, &finish);
             }
         }
     }
