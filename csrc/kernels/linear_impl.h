@@ -2,22 +2,39 @@
  *
  * A dense layer is a dot product per output. A stack is one per filter and input block, then a sum per output. */
 
-enum { LINEAR_ROWS = 4 }; /* dot products that share the loads of the input */
+enum {
+    LINEAR_ROWS = 4,                /* dot products that share the loads of the input */
+    LINEAR_AHEAD = 2 * LINEAR_ROWS, /* rows from what is read to what is fetched meanwhile */
+};
 
 typedef uint16_t half_lanes __attribute__((vector_size(2 * LANES), may_alias, aligned(1)));
 typedef float unaligned_lanes __attribute__((vector_size(4 * LANES), may_alias, aligned(1)));
 typedef uint32_t bit_lanes __attribute__((vector_size(4 * LANES)));
 
-/* fp16 to fp32 in the lanes. The exponent is moved and then corrected by a product, which serves subnormals as well;
- * files hold neither NaN nor infinity. */
+/* fp16 to fp32 in the lanes. Where no instruction does it, the exponent is moved and then corrected by a product, which
+ * serves subnormals as well; files hold neither NaN nor infinity. */
 ALWAYS_INLINE vfloat load_halves(const uint8_t *p) {
+#if LANES == 16
+    return (vfloat)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#else
     const bit_lanes half = __builtin_convertvector(*(const half_lanes *)p, bit_lanes);
     const vfloat magnitude = (vfloat)((half & 0x7fffu) << 13) * vsplat(0x1p112f);
     return (vfloat)((bit_lanes)magnitude | (half & 0x8000u) << 16);
+#endif
 }
 
 ALWAYS_INLINE vfloat load_stored(const uint8_t *values, const bool half, size_t i) {
     return half ? load_halves(values + 2 * i) : (vfloat) * (const unaligned_lanes *)(values + 4 * i);
+}
+
+/* Weights are used once and come from far away, and with several rows at a time the processor sees no pattern in it. Of the
+ * rows to come, this fetches as many bytes as a step of the loop below reads of each of its rows. */
+ALWAYS_INLINE void fetch_rows(const uint8_t *values, const bool half, size_t first, const int rows) {
+    const int bytes = rows * LANES * (half ? 2 : 4);
+    const uint8_t *from = values + first * (half ? 2 : 4);
+    UNROLL
+    for (int line = 0; line < bytes; line += SB_ALIGNMENT)
+        __builtin_prefetch(from + line);
 }
 
 /* `rows` dot products of neighbouring filters, each `depth` long. */
@@ -33,6 +50,7 @@ ALWAYS_INLINE void dot_rows(const uint8_t *values, const bool half, size_t first
         UNROLL
         for (int r = 0; r < rows; r++)
             sum[r] += x * load_stored(values, half, first + (size_t)r * depth + c);
+        fetch_rows(values, half, first + (size_t)LINEAR_AHEAD * depth + (size_t)rows * c, rows);
     }
     UNROLL
     for (int r = 0; r < rows; r++) {

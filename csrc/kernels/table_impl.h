@@ -116,12 +116,16 @@ static void plan_block(const sb_conv *conv, const table_plan *table, int unit_of
     }
 }
 
-/* `count` pixels of a register, read with a stride; the lanes behind them are zeros. */
+/* `count` pixels of a register, read with a stride; the lanes behind them are zeros. Nothing behind the last pixel is read. */
 ALWAYS_INLINE vfloat load_pixels(const float *source, int count, int stride) {
     if (stride == 1)
         return count == LANES ? vload(source) : vload_part(source, 0, count);
-    if (stride == 2 && count == LANES) /* 2·LANES − 1 floats are certain to exist */
+    if (stride == 2 && count == LANES)
         return even_lanes(vload(source), vload_part(source + LANES, 0, LANES - 1));
+    if (stride == 2) {
+        const int floats = 2 * count - 1, low = floats < LANES ? floats : LANES;
+        return even_lanes(vload_part(source, 0, low), vload_part(source + low, 0, floats - low));
+    }
     float lanes[LANES] = {0};
     for (int lane = 0; lane < count; lane++)
         lanes[lane] = source[(ptrdiff_t)lane * stride];
@@ -163,13 +167,12 @@ static NEVER_INLINE void build_quad(const table_plan *table, const table_scratch
 ALWAYS_INLINE void stage_pixels(float *target, const float *source, int count, const int width, int stride) {
     if (stride == 1 && count == width)
         memcpy(target, source, (size_t)width * sizeof(float));
-    else if (stride == 2 && count == width) /* never reads behind the last pixel */
+    else if (stride == 2 && count == width)
         UNROLL
         for (int lane = 0; lane < width; lane += 4)
             store4(target + lane, __builtin_shufflevector(load4(source + 2 * lane), load4(source + 2 * lane + 3), 0, 2, 5, 7));
     else
-        for (int lane = 0; lane < count; lane++)
-            target[lane] = source[(ptrdiff_t)lane * stride];
+        vstore_part(target, load_pixels(source, count, stride), 0, width);
 }
 
 /* A quad of which several segments share a register: staged as vectors first, [channel][vector][lane]. */
