@@ -305,4 +305,5 @@ def large() -> r.Program:
         r.Activation(inputs=(4,), function="relu"),
         r.Pool(inputs=(5,), kind="max", kernel=(2, 2), stride=(2, 2)),
         r.Conv(inputs=(6,), weight=stacked(96, 2, 48, 16, 3, 3), padding=SAME),
+        r.Conv(inputs=(7,), weight=r.Dense(reals(24, 96, 3, 3)), padding=SAME),
     )

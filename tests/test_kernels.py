@@ -151,6 +151,8 @@ CASES = {
     "many_filters": Case(8, (4, 12), 90, blocks=2, filters=70),
     "stride2": Case(16, (32, 32), 12, stride=(2, 2), blocks=2),
     "stride2_odd": Case(8, (15, 31), 12, stride=(2, 2), blocks=2),
+    "stride2_part_of_a_register": Case(8, (14, 56), 12, stride=(2, 2), blocks=2),
+    "stride2_part_of_a_slot": Case(16, (14, 14), 12, stride=(2, 2), blocks=2),
     "stride2_no_pad": Case(8, (14, 34), 6, stride=(2, 2), padding=(0, 0, 0, 0), blocks=2),
     "stride3_kernel2": Case(8, (17, 19), 6, kernel=(2, 2), stride=(3, 3), padding=(0, 1, 1, 0), blocks=2),
     "stride_across_only": Case(8, (9, 40), 6, stride=(1, 2), blocks=2),
@@ -248,10 +250,13 @@ POOLS = {
     "halves": Pool(inputs=(0,), kind="max", kernel=(2, 2), stride=(2, 2)),
     "stem": Pool(inputs=(0,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),
     "same": Pool(inputs=(0,), kind="max", kernel=(3, 3), stride=(1, 1), padding=(1, 1)),
+    "four_rows": Pool(inputs=(0,), kind="max", kernel=(4, 2), stride=(1, 2)),
+    "eight_rows": Pool(inputs=(0,), kind="max", kernel=(8, 3), stride=(2, 1), padding=(3, 1)),
     "hangs_over": Pool(inputs=(0,), kind="max", kernel=(3, 2), stride=(2, 2), ceil_mode=True),
     "dilated": Pool(inputs=(0,), kind="max", kernel=(2, 3), stride=(1, 2), dilation=(2, 2), padding=(1, 1)),
     "stride3": Pool(inputs=(0,), kind="max", kernel=(3, 3), stride=(3, 3)),
     "means": Pool(inputs=(0,), kind="avg", kernel=(2, 2), stride=(2, 2)),
+    "means_of_five_rows": Pool(inputs=(0,), kind="avg", kernel=(5, 5), stride=(1, 1), padding=(2, 2)),
     "means_with_padding": Pool(inputs=(0,), kind="avg", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),
     "means_without_padding": Pool(
         inputs=(0,), kind="avg", kernel=(3, 3), stride=(1, 1), padding=(1, 1), count_include_pad=False

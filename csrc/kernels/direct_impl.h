@@ -9,7 +9,7 @@ typedef struct {
 static double direct_cost(const sb_conv *conv) {
     if (conv->weight.binary_input)
         return -1;
-    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
+    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth, conv->out_height);
     const double bands = (double)((conv->out_height + plan.band_rows - 1) / plan.band_rows);
     const double filter = (double)plan.channels * conv->weight.kernel_h * conv->weight.kernel_w;
     const double multiply = plan.max_vectors * (filter * 1.1 + 6);
@@ -26,7 +26,7 @@ static size_t carve_direct_scratch(const sb_conv *conv, const flat_plan *plan, u
 }
 
 static size_t direct_scratch_size(const sb_conv *conv) {
-    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
+    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth, conv->out_height);
     direct_scratch scratch;
     return carve_direct_scratch(conv, &plan, NULL, &scratch);
 }
@@ -63,7 +63,7 @@ static NEVER_INLINE void slide_filter(const sb_conv *conv, const flat_plan *plan
 }
 
 static void direct_run(const sb_conv *conv, const float *in, float *out, void *memory) {
-    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
+    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth, conv->out_height);
     const size_t per_group = (size_t)(conv->weight.out / conv->groups);
     const flat_finish finish = finish_of(conv, out);
     direct_scratch scratch;

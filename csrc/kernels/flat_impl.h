@@ -55,8 +55,8 @@ static int floor_divide(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / 
 static int tap_y(const sb_conv *conv, int tap) { return tap / conv->weight.kernel_w * conv->dilation_h - conv->pad_top; }
 static int tap_x(const sb_conv *conv, int tap) { return tap % conv->weight.kernel_w * conv->dilation_w - conv->pad_left; }
 
-/* `channels`: planes of a group that are staged, floats or other words of 32 bits. */
-static flat_plan plan_flat(const sb_conv *conv, int channels) {
+/* `channels`: planes of a group that are staged, floats or other words of 32 bits. `rows`: of the output, at most in a band. */
+static flat_plan plan_flat(const sb_conv *conv, int channels, int rows) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
     flat_plan plan = {
         .y_low = floor_divide(tap_y(conv, 0), conv->stride_h),
@@ -75,9 +75,11 @@ static flat_plan plan_flat(const sb_conv *conv, int channels) {
     plan.band_rows = conv->out_height;
     if (!plan.in_place) {
         const double row_bytes = (double)plan.channels * plan.planes * plan.pitch * sizeof(float);
-        const double rows = FLAT_BAND_BYTES / row_bytes - y_span;
+        const double staged = FLAT_BAND_BYTES / row_bytes - y_span;
         if (rows < plan.band_rows)
-            plan.band_rows = rows < 1 ? 1 : (int)rows;
+            plan.band_rows = rows;
+        if (staged < plan.band_rows)
+            plan.band_rows = staged < 1 ? 1 : (int)staged;
     }
     plan.staged_rows = plan.band_rows + y_span;
     plan.plane_floats = plan.staged_rows * plan.pitch + FLAT_REGISTERS * LANES;

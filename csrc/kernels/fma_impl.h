@@ -3,7 +3,10 @@
  * Prepared weights are fp32, [group of FLAT_FILTERS filters][channel][tap][filter], zeros behind the last filter. */
 #include "../half.h"
 
-enum { FMA_STAGED_BYTES = 32 * 1024 };
+enum {
+    FMA_STAGED_BYTES = 32 * 1024,
+    FMA_BAND_ROWS = 16, /* of the output, at most: bands are what several threads share */
+};
 
 typedef struct {
     flat_scratch flat;
@@ -21,10 +24,14 @@ static size_t batch_floats(const sb_conv *conv) {
     return (size_t)conv->weight.depth * conv->weight.kernel_h * conv->weight.kernel_w * FLAT_FILTERS;
 }
 
+static flat_plan plan_fma(const sb_conv *conv) {
+    return plan_flat(conv, conv->weight.blocks * conv->weight.depth, FMA_BAND_ROWS);
+}
+
 static double fma_cost(const sb_conv *conv) {
     if (!conv->weight.values || conv->weight.binary_input)
         return -1;
-    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
+    const flat_plan plan = plan_fma(conv);
     const double bands = (double)((conv->out_height + plan.band_rows - 1) / plan.band_rows);
     const double tiles = (double)((plan.max_vectors + FLAT_REGISTERS - 1) / FLAT_REGISTERS) * bands * conv->groups;
     const double batches = (double)filter_batches(conv) * conv->weight.blocks;
@@ -61,7 +68,7 @@ static size_t carve_fma_scratch(const sb_conv *conv, const flat_plan *plan, uint
 }
 
 static size_t fma_scratch_size(const sb_conv *conv) {
-    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
+    const flat_plan plan = plan_fma(conv);
     fma_scratch scratch;
     return carve_fma_scratch(conv, &plan, NULL, &scratch);
 }
@@ -155,15 +162,21 @@ static void multiply_bank(const sb_conv *conv, const flat_plan *plan, const fma_
     }
 }
 
-static void fma_run(const sb_conv *conv, const float *in, float *out, void *memory) {
-    const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth);
+/* A piece is a band of output rows. */
+static int32_t fma_pieces(const sb_conv *conv) {
+    const flat_plan plan = plan_fma(conv);
+    return (conv->out_height + plan.band_rows - 1) / plan.band_rows;
+}
+
+static void fma_run_pieces(const sb_conv *conv, int32_t first, int32_t last, const float *in, float *out, void *memory) {
+    const flat_plan plan = plan_fma(conv);
     const size_t group_weights = (size_t)filter_batches(conv) * batch_floats(conv);
     const float *weights = conv->prepared;
     const flat_finish finish = finish_of(conv, out);
     fma_scratch scratch;
     carve_fma_scratch(conv, &plan, memory, &scratch);
     find_tap_offsets(conv, &plan, scratch.flat.tap_offset);
-    for (int y = 0; y < conv->out_height; y += plan.band_rows) {
+    for (int y = first * plan.band_rows; y < conv->out_height && y < last * plan.band_rows; y += plan.band_rows) {
         const int rows = conv->out_height - y < plan.band_rows ? conv->out_height - y : plan.band_rows;
         list_vectors(conv, &plan, y, rows, &scratch.flat);
         for (int group = 0; group < conv->groups; group++) {
@@ -177,10 +190,15 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
                 multiply_band(conv, &plan, &scratch.flat, staged, weights + group * group_weights, group, &finish);
         }
     }
+}
+
+static void fma_run(const sb_conv *conv, const float *in, float *out, void *memory) {
+    fma_run_pieces(conv, 0, fma_pieces(conv), in, out, memory);
     apply_rest(conv, out);
 }
 
 static const sb_conv_kernel fma_kernel = {
     .name = "fma", .cost = fma_cost, .prepared_size = fma_prepared_size, .prepare = fma_prepare,
-    .scratch_size = fma_scratch_size, .run = fma_run, .writes_levels = true,
+    .scratch_size = fma_scratch_size, .run = fma_run, .writes_levels = true, .pieces = fma_pieces,
+    .run_pieces = fma_run_pieces,
 };

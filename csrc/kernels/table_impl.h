@@ -278,7 +278,7 @@ ALWAYS_INLINE vfloat look_up_floats_plus(vfloat sum, vfloat factor, vfloat entry
 #define vsum vfloat
 #define SUM_LANES LANES
 #define SUM_ENTRIES(registers) table_entries(false, LANES, registers)
-#define SUM_REGISTERS (LANES == 16 ? 16 : 8)
+#define SUM_REGISTERS (LANES == 16 ? 16 : LANES == 8 ? 12 : 8)
 #define LOOK_UP(suffix) look_up_floats##suffix
 #include "table_look_up.h"
 

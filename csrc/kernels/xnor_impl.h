@@ -23,7 +23,9 @@ typedef struct {
 
 static int sign_words(const sb_conv *conv) { return (conv->weight.depth + SIGN_BITS - 1) / SIGN_BITS; }
 
-static flat_plan plan_xnor(const sb_conv *conv) { return plan_flat(conv, conv->weight.blocks * sign_words(conv)); }
+static flat_plan plan_xnor(const sb_conv *conv) {
+    return plan_flat(conv, conv->weight.blocks * sign_words(conv), conv->out_height);
+}
 
 static size_t xnor_batch_words(const sb_conv *conv) {
     return (size_t)conv->weight.kernel_h * conv->weight.kernel_w * sign_words(conv) * FLAT_FILTERS;
