@@ -316,7 +316,7 @@ ALWAYS_INLINE bool gives_levels_alone(const flat_finish *finish, const flat_vect
     return whole && finish->levels && !finish->out && !finish->added;
 }
 
-/* write_vectors of such a tile for `channels` output channels from t on: a loop without calls keeps its constants in registers. */
+/* write_vectors of such a tile, `channels` output channels from t on: a loop without calls keeps its constants in registers. */
 static NEVER_INLINE void write_levels(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
                                       const flat_vector *vectors, const vfloat *sum) {
     const flat_finish local = *finish;
@@ -325,7 +325,8 @@ static NEVER_INLINE void write_levels(const flat_finish *finish, const flat_scra
     for (int r = 0; r < FLAT_REGISTERS; r++)
         at[r] = t * local.plane + scratch->parts[vectors[r].first_part].pixel;
     for (int c = 0; c < channels; c++, sum += FLAT_REGISTERS) {
-        const vfloat scale = vsplat(local.scale ? local.scale[t + c] : 1.0f), shift = vsplat(local.shift ? local.shift[t + c] : 0.0f);
+        const vfloat scale = vsplat(local.scale ? local.scale[t + c] : 1.0f);
+        const vfloat shift = vsplat(local.shift ? local.shift[t + c] : 0.0f);
         UNROLL
         for (int r = 0; r < FLAT_REGISTERS; r++) {
             vstore_levels(local.levels + at[r], vlimit(sum[r] * scale + shift, local.range), local.to);

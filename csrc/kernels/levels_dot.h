@@ -7,7 +7,8 @@
  *
  *   plane     the input rows that some taps read: those with the same row mod stride
  *   copy      a plane for one column of taps, as wide as the unit: what this tap column reads for each pixel, padding
- *             included. Taps of a column are whole rows apart.
+ *             included. Taps of a column are whole rows apart. Where the rows of a unit are whole registers and there is no
+ *             stride along them, one copy with a margin serves all columns.
  *
  * Levels must not be negative there: signed ones are staged 64 higher, padding too, and the sums start at -64 times the
  * sum of the filter's signs. */
@@ -96,48 +97,90 @@ static void list_copies(const sb_conv *conv, const dot_plan *plan, const dot_uni
         }
 }
 
-/* Words of four channels, `count` pixels side by side: 16 pixels of each channel side by side in a register, then transposed. */
-ALWAYS_INLINE void interleave(const int8_t *in, size_t plane, const int channels, int count, vbyte raise, uint32_t *to) {
+/* Words of four channels of 16 pixels: those of each channel side by side in a register, then transposed. */
+ALWAYS_INLINE vword interleave_pixels(const int8_t *in, size_t plane, const int channels, __mmask16 pixels, vbyte raise) {
     const __m512i quarters = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    for (int x = 0; x < count; x += LANES) {
-        const __mmask16 pixels = lanes_between(0, count - x);
-        __m512i rows = _mm512_zextsi128_si512(_mm_maskz_loadu_epi8(pixels, in + x));
-        UNROLL
-        for (int c = 1; c < channels; c++)
-            rows = _mm512_mask_broadcast_i32x4(rows, (__mmask16)(0xf << 4 * c), _mm_maskz_loadu_epi8(pixels, in + c * plane + x));
-        const __m512i words = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(quarters, rows), bytes);
-        *(vword_u *)(to + x) = (vword)((vbyte)words + raise);
+    __m512i rows = _mm512_zextsi128_si512(_mm_maskz_loadu_epi8(pixels, in));
+    UNROLL
+    for (int c = 1; c < channels; c++)
+        rows = _mm512_mask_broadcast_i32x4(rows, (__mmask16)(0xf << 4 * c), _mm_maskz_loadu_epi8(pixels, in + c * plane));
+    return (vword)((vbyte)_mm512_shuffle_epi8(_mm512_permutexvar_epi32(quarters, rows), bytes) + raise);
+}
+
+/* Rows of pixels as words. */
+typedef struct {
+    const int8_t *in; /* of the first channel */
+    size_t plane;     /* from one channel to the next */
+    ptrdiff_t in_step, to_step; /* from one row to the next */
+    int rows, count;
+    vbyte raise;
+    uint32_t *to;
+} interleave_job;
+
+ALWAYS_INLINE void interleave(const interleave_job *job, const int channels) {
+    const __mmask16 rest = lanes_between(0, job->count % LANES);
+    const vbyte raise = job->raise;
+    const int8_t *in = job->in;
+    uint32_t *to = job->to;
+    for (int row = 0; row < job->rows; row++, in += job->in_step, to += job->to_step) {
+        int x = 0;
+        for (; x + LANES <= job->count; x += LANES)
+            *(vword_u *)(to + x) = interleave_pixels(in + x, job->plane, channels, 0xffff, raise);
+        if (rest)
+            _mm512_mask_storeu_epi32(to + x, rest, (__m512i)interleave_pixels(in + x, job->plane, channels, rest, raise));
     }
 }
 
-static NEVER_INLINE void interleave_quad(const int8_t *in, size_t plane, int channels, int count, vbyte raise, uint32_t *to) {
+static NEVER_INLINE void interleave_quad(const interleave_job *job, int channels) {
     switch (channels) {
-    case 1: interleave(in, plane, 1, count, raise, to); break;
-    case 2: interleave(in, plane, 2, count, raise, to); break;
-    case 3: interleave(in, plane, 3, count, raise, to); break;
-    default: interleave(in, plane, 4, count, raise, to);
+    case 1: interleave(job, 1); break;
+    case 2: interleave(job, 2); break;
+    case 3: interleave(job, 3); break;
+    default: interleave(job, 4);
     }
 }
 
 /* The rows of the input that a unit reads, of one quad. Where all rows are read from end to end they are one. */
 static void interleave_unit(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const int8_t *in, int channels,
                             vbyte raise, uint32_t *to) {
-    const size_t size = (size_t)conv->height * conv->width;
     const int first = plan->x_units == 1 ? 0 : unit->x * conv->stride_w - conv->pad_left;
     const int begin = first < 0 ? 0 : first, last = first + plan->pitch, end = last < conv->width ? last : conv->width;
     const int above = unit->y * conv->stride_h - conv->pad_top, below = above + plan->input_rows;
     const int top = above < 0 ? 0 : above, bottom = below < conv->height ? below : conv->height;
     if (begin >= end || top >= bottom)
         return;
-    in += (size_t)top * conv->width + begin;
-    to += (size_t)(top - above) * plan->pitch + begin - first;
+    interleave_job job = {
+        .in = in + (size_t)top * conv->width + begin, .plane = (size_t)conv->height * conv->width, .in_step = conv->width,
+        .to = to + (size_t)(top - above) * plan->pitch + begin - first, .to_step = plan->pitch,
+        .rows = bottom - top, .count = end - begin, .raise = raise,
+    };
     if (plan->x_units == 1) {
-        interleave_quad(in, size, channels, (bottom - top) * conv->width, raise, to);
-        return;
+        job.count *= job.rows;
+        job.rows = 1;
     }
-    for (int y = top; y < bottom; y++, in += conv->width, to += plan->pitch)
-        interleave_quad(in, size, channels, end - begin, raise, to);
+    interleave_quad(&job, channels);
+}
+
+/* The same straight into the one copy of a plane, and padding above and below. Margins of rows are padding already, unless
+ * there are units beside each other. */
+static void stage_dot_plane(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const dot_plane *plane,
+                            const int8_t *in, int channels, vbyte raise, uint32_t *to) {
+    const int first = unit->x - conv->pad_left, last = first + plan->row_words, stride = conv->stride_h;
+    const int begin = first < 0 ? 0 : first, end = last < conv->width ? last : conv->width;
+    const int y = plane->row + unit->y * stride, rows = plane->rows;
+    int top = y < 0 ? -floor_divide(y, stride) : 0, bottom = floor_divide(conv->height - 1 - y, stride) + 1;
+    top = top < rows ? top : rows;
+    bottom = bottom < top || begin >= end ? top : bottom < rows ? bottom : rows;
+    const size_t row_bytes = (size_t)plan->row_words * sizeof *to, margins = plan->x_units > 1 ? bottom - top : 0;
+    memset(to, raise[0], row_bytes * (top + margins));
+    memset(to + bottom * plan->row_words, raise[0], row_bytes * (rows - bottom));
+    const interleave_job job = {
+        .in = in + (ptrdiff_t)(y + top * stride) * conv->width + begin, .plane = (size_t)conv->height * conv->width,
+        .in_step = (ptrdiff_t)stride * conv->width, .to = to + top * plan->row_words + begin - first,
+        .to_step = plan->row_words, .rows = bottom - top, .count = end - begin, .raise = raise,
+    };
+    interleave_quad(&job, channels);
 }
 
 /* Every `stride`-th word from `source` on, `padding` in the other lanes. At least one lane exists, or `source` does: with a
@@ -177,9 +220,15 @@ static void stage_dot_chunk(const sb_conv *conv, const dot_plan *plan, const dot
     for (int block = 0; block < conv->weight.blocks; block++)
         for (int quad = 0; quad < quads; quad++) {
             const int8_t *from = in + ((size_t)block * conv->weight.depth + (size_t)(first + quad) * 4) * size;
-            interleave_unit(conv, plan, unit, from, quad_channels(conv, first + quad), raise, scratch->interleaved);
-            stage_dot_quad(scratch, conv->stride_w, (vword)raise,
-                           scratch->staged + ((size_t)block * plan->chunk_quads + quad) * plan->quad_words);
+            const int channels = quad_channels(conv, first + quad);
+            uint32_t *staged = scratch->staged + ((size_t)block * plan->chunk_quads + quad) * plan->quad_words;
+            for (int p = 0; plan->by_rows && p < plan->planes_count; p++)
+                stage_dot_plane(conv, plan, unit, &plan->planes[p], from, channels, raise,
+                                staged + plan->planes[p].first * plan->row_words);
+            if (plan->by_rows)
+                continue;
+            interleave_unit(conv, plan, unit, from, channels, raise, scratch->interleaved);
+            stage_dot_quad(scratch, conv->stride_w, (vword)raise, staged);
         }
 }
 
@@ -217,13 +266,13 @@ ALWAYS_INLINE vword add_products(vword sum, vword levels, vword signs) {
     return sum;
 }
 
-/* Sums of `filters` filters at `columns` registers of pixels, both constants of the caller. */
-ALWAYS_INLINE void dot_tile(const dot_job *job, const int filters, const int columns) {
-    vword sum[4 * DOT_COLUMNS], x[2 * DOT_COLUMNS];
+/* Sums of a batch of filters at `columns` registers of pixels, a constant of the caller. */
+ALWAYS_INLINE void dot_tile(const dot_job *job, const int columns) {
+    vword sum[DOT_FILTERS * DOT_COLUMNS], x[2 * DOT_COLUMNS];
     const uint8_t *nibbles = job->nibbles;
     const int32_t *offset = job->offset;
     UNROLL
-    for (int f = 0; f < filters; f++)
+    for (int f = 0; f < DOT_FILTERS; f++)
         UNROLL
         for (int c = 0; c < columns; c++) {
             if (job->first)
@@ -231,14 +280,14 @@ ALWAYS_INLINE void dot_tile(const dot_job *job, const int filters, const int col
             else
                 sum[f * columns + c] = *(const vword *)(job->map[c] + f * job->map_floats);
         }
-    for (int step = 0; step + 2 <= job->steps; step += 2, nibbles += filters) {
+    for (int step = 0; step + 2 <= job->steps; step += 2, nibbles += DOT_FILTERS) {
         UNROLL
         for (int c = 0; c < columns; c++) {
             x[c] = *(const vword_u *)(job->x[c] + offset[step]);
             x[columns + c] = *(const vword_u *)(job->x[c] + offset[step + 1]);
         }
         UNROLL
-        for (int f = 0; f < filters; f++) {
+        for (int f = 0; f < DOT_FILTERS; f++) {
             const uint32_t *signs = dot_signs[nibbles[f]];
             UNROLL
             for (int i = 0; i < 2 * columns; i++)
@@ -251,11 +300,11 @@ ALWAYS_INLINE void dot_tile(const dot_job *job, const int filters, const int col
         for (int c = 0; c < columns; c++)
             x[c] = *(const vword_u *)(job->x[c] + offset[job->steps - 1]);
         UNROLL
-        for (int i = 0; i < filters * columns; i++)
+        for (int i = 0; i < DOT_FILTERS * columns; i++)
             sum[i] = add_products(sum[i], x[i % columns], (vword){0} + (int32_t)dot_signs[nibbles[i / columns]][0]);
     }
     UNROLL
-    for (int f = 0; f < filters; f++)
+    for (int f = 0; f < DOT_FILTERS; f++)
         UNROLL
         for (int c = 0; c < columns; c++) {
             float *map = job->map[c] + f * job->map_floats;
@@ -266,33 +315,24 @@ ALWAYS_INLINE void dot_tile(const dot_job *job, const int filters, const int col
         }
 }
 
-#define DEFINE_DOT(filters, columns)                                                                                   \
-    static NEVER_INLINE void dot_tile_##filters##_##columns(const dot_job *job) { dot_tile(job, filters, columns); }
-DEFINE_DOT(4, 1)
-DEFINE_DOT(4, 2)
-DEFINE_DOT(4, 3)
-DEFINE_DOT(4, 4)
-DEFINE_DOT(8, 1)
-DEFINE_DOT(8, 2)
-#undef DEFINE_DOT
-
-static void (*const dot_tiles[][DOT_COLUMNS + 1])(const dot_job *) = {
-    {NULL, dot_tile_4_1, dot_tile_4_2, dot_tile_4_3, dot_tile_4_4},
-    {NULL, dot_tile_8_1, dot_tile_8_2},
-};
+static NEVER_INLINE void dot_tile_1(const dot_job *job) { dot_tile(job, 1); }
+static NEVER_INLINE void dot_tile_2(const dot_job *job) { dot_tile(job, 2); }
+static NEVER_INLINE void dot_tile_3(const dot_job *job) { dot_tile(job, 3); }
+static void (*const dot_tiles[DOT_COLUMNS + 1])(const dot_job *) = {NULL, dot_tile_1, dot_tile_2, dot_tile_3};
 
 /* All registers of pixels of all blocks, a few at a time, with all filters that their blocks need. */
 static NEVER_INLINE void multiply_dot_chunk(const dot_plan *plan, int blocks, const dot_scratch *scratch, int bank, int chunk) {
     const size_t bytes = dot_batch_bytes(plan, chunk), map_floats = (size_t)plan->vectors * LANES;
-    const size_t block_floats = (size_t)plan->batches * plan->batch * map_floats;
+    const size_t block_floats = (size_t)plan->batches * DOT_FILTERS * map_floats;
     const uint8_t *nibbles = plan->nibbles + bank * dot_bank_bytes(plan) + chunk * dot_batch_bytes(plan, 0) * plan->batches;
-    const int columns = blocks * plan->vectors, most = plan->batch == 4 ? DOT_COLUMNS : 2;
+    const int columns = blocks * plan->vectors;
     dot_job job = {
         .offset = plan->offset, .steps = dot_chunk_steps(plan, chunk), .first = chunk == 0,
         .last = chunk + 1 == plan->chunks, .map_floats = map_floats,
     };
-    for (int first = 0; first < columns; first += most) {
-        const int count = columns - first < most ? columns - first : most;
+    for (int first = 0, count; first < columns; first += count) {
+        const int left = columns - first, tiles = (left + DOT_COLUMNS - 1) / DOT_COLUMNS;
+        count = (left + tiles - 1) / tiles; /* two and two rather than three and one */
         int begin = plan->batches, end = 0;
         float *map[DOT_COLUMNS];
         for (int c = 0; c < count; c++) {
@@ -300,16 +340,18 @@ static NEVER_INLINE void multiply_dot_chunk(const dot_plan *plan, int blocks, co
             const int32_t *range = plan->range + 2 * block;
             begin = range[0] < begin ? range[0] : begin;
             end = range[1] > end ? range[1] : end;
-            job.x[c] = (const uint8_t *)(scratch->staged + (size_t)block * plan->chunk_quads * plan->quad_words + vector * LANES);
+            const int pixel = vector * LANES, margins = pixel / plan->width * (plan->row_words - plan->width);
+            const size_t block_words = (size_t)plan->chunk_quads * plan->quad_words;
+            job.x[c] = (const uint8_t *)(scratch->staged + block * block_words + pixel + margins);
             map[c] = scratch->maps + block * block_floats + vector * LANES;
         }
         for (int batch = begin; batch < end; batch++) {
-            const int filter = batch * plan->batch;
+            const int filter = batch * DOT_FILTERS;
             job.nibbles = nibbles + batch * bytes;
-            job.start = plan->start + bank * plan->batches * plan->batch + filter;
+            job.start = plan->start + bank * plan->batches * DOT_FILTERS + filter;
             for (int c = 0; c < count; c++)
                 job.map[c] = map[c] + filter * map_floats;
-            dot_tiles[plan->batch == 8][count](&job);
+            dot_tiles[count](&job);
         }
     }
 }
@@ -337,7 +379,7 @@ static void merge_dot_unit(const sb_conv *conv, const dot_plan *plan, const dot_
         .end = (group + 1) * per_group, .part_width = LANES, .straight = true,
     };
     for (int i = 0; i < conv->weight.blocks; i++)
-        scratch->map[i] = scratch->maps + (size_t)i * plan->batches * plan->batch * plan->vectors * LANES;
+        scratch->map[i] = scratch->maps + (size_t)i * plan->batches * DOT_FILTERS * plan->vectors * LANES;
     for (int vector = 0; vector < plan->vectors; vector++) {
         const level_piece piece = find_dot_piece(conv, plan, unit, vector);
         if (piece.end[0] == LANES)
@@ -365,10 +407,14 @@ static void dot_run(const sb_conv *conv, const int8_t *in, float *out, void *mem
     uint64_t since = BEGIN_STAGE(conv);
     dot_scratch scratch;
     carve_dot_scratch(conv, plan, memory, &scratch);
+    if (plan->by_rows) /* the margins of all units */
+        memset(scratch.staged, -sb_lowest_level(conv->levels),
+               (size_t)conv->weight.blocks * plan->chunk_quads * plan->quad_words * sizeof *scratch.staged);
     for (int number = 0; number < units * conv->groups; number++) {
         const int group = number / units, y = number % plan->y_units * plan->rows, left = conv->out_height - y;
         const dot_unit unit = {number % units / plan->y_units * plan->width, y, left < plan->rows ? left : plan->rows};
-        list_copies(conv, plan, &unit, &scratch);
+        if (!plan->by_rows)
+            list_copies(conv, plan, &unit, &scratch);
         for (int chunk = 0; chunk < plan->chunks; chunk++) {
             stage_dot_chunk(conv, plan, &unit, &scratch, in + group * group_size, chunk);
             END_STAGE(conv, build, &since);

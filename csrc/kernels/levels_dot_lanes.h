@@ -41,7 +41,8 @@ static double dot_lanes_cost(const sb_conv *conv) {
         return -1;
     dot_lanes_plan plan;
     place_dot_lanes(conv, NULL, &plan);
-    const double k = conv->weight.blocks, pairs = find_pairs(conv, NULL, NULL) * k, out_pixels = conv->out_height * conv->out_width;
+    const double k = conv->weight.blocks, pairs = find_pairs(conv, NULL, NULL) * k;
+    const double out_pixels = conv->out_height * conv->out_width;
     const double taps = conv->weight.kernel_h * conv->weight.kernel_w, calls = taps + pairs / DOT_PAIRS;
     const double multiply = plan.registers * (plan.quads * (pairs * 0.55 + calls) + pairs * 3 + calls * 5);
     const double stage = k * plan.quads * (conv->height * conv->width / LANES + 1) * 8.0;
@@ -97,8 +98,9 @@ static void stage_dot_lanes(const sb_conv *conv, const dot_lanes_plan *plan, con
                             const int8_t *in, int block) {
     const size_t pixels = (size_t)conv->height * conv->width, out_pixels = (size_t)conv->out_height * conv->out_width;
     uint32_t *words = scratch->words + (size_t)block * plan->quads * pixels;
-    for (int quad = 0; quad < plan->quads; quad++, in += 4 * pixels)
-        interleave_quad(in, pixels, quad_channels(conv, quad), (int)pixels, (vbyte){0}, words + quad * pixels);
+    interleave_job job = {.in = in, .plane = pixels, .rows = 1, .count = (int)pixels, .to = words};
+    for (int quad = 0; quad < plan->quads; quad++, job.in += 4 * pixels, job.to += pixels)
+        interleave_quad(&job, quad_channels(conv, quad));
     for (size_t pixel = 0; pixel < pixels; pixel += LANES) {
         vword sum = {0};
         for (int quad = 0; quad < plan->quads; quad++)
@@ -197,7 +199,8 @@ static void complete_dot_maps(const sb_conv *conv, const dot_lanes_plan *plan, c
 
 static void dot_lanes_run(const sb_conv *conv, const int8_t *in, float *out, void *memory) {
     const dot_lanes_plan *plan = conv->prepared;
-    const int taps = conv->weight.kernel_h * conv->weight.kernel_w, maps = conv->weight.blocks * conv->out_height * conv->out_width;
+    const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
+    const int maps = conv->weight.blocks * conv->out_height * conv->out_width;
     const size_t block_size = (size_t)conv->weight.depth * conv->height * conv->width;
     uint64_t since = BEGIN_STAGE(conv);
     dot_lanes_plan sizes;

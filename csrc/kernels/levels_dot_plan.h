@@ -6,7 +6,9 @@ enum {
     DOT_STAGED_BYTES = 32 * 1024,  /* of a chunk of one input block: stays in the first-level cache */
     DOT_MOST_WORDS = 1 << 16,      /* of one quad: beyond are kernels and dilations that nobody has */
     DOT_SLACK = 2 * LANES,         /* words before and behind buffers, read or written for nothing */
-    DOT_COLUMNS = 4,               /* registers of pixels that share the signs, at most */
+    DOT_FILTERS = 8,               /* that share the loads of levels: a batch */
+    DOT_COLUMNS = 3,               /* registers of pixels that share the signs of a batch, at most */
+    DOT_FEW_PIXELS = 4 * LANES,    /* units are not made smaller than this */
     DOT_JOB_PIECES = 2 * TABLE_MAX_VECTORS,
 };
 
@@ -22,7 +24,9 @@ typedef struct {
     int width, rows, x_units, y_units; /* columns and rows of a unit, units beside and below each other */
     int vectors;                       /* registers of pixels of a unit */
     int taps, quads, chunk_quads, chunks;
-    int batch, batches, banks;         /* filters that share loads; batches of a bank of filters */
+    int batches, banks;                /* of filters; batches of one bank */
+    bool by_rows;                      /* registers never run over the ends of rows: one copy serves all columns of taps */
+    int copies, row_words;             /* of a plane; words of a row of a copy */
     int planes_count, plane_rows, quad_words;
     int input_rows, pitch;             /* that the taps of a unit read, interleaved */
     dot_plane planes[SB_FAST_STRIDE];
@@ -44,7 +48,7 @@ typedef struct {
 
 typedef struct {
     uint32_t *interleaved; /* one quad: [input row][pixel] */
-    uint32_t *staged;      /* [input block][quad of the chunk][plane][column of taps][row][pixel] */
+    uint32_t *staged;      /* [input block][quad of the chunk][plane][copy][row][pixel] */
     float *maps;           /* [input block][filter][register][lane]; whole numbers until the last chunk */
     const float **map;     /* [input block] */
     dot_copy *copies;
@@ -76,7 +80,7 @@ static void plan_dot_planes(const sb_conv *conv, int rows, dot_plan *plan) {
             *plane = (dot_plane){first[phase] * conv->stride_h + phase, rows + last[phase] - first[phase], plan->plane_rows};
             plan->plane_rows += plane->rows;
         }
-    plan->quad_words = plan->plane_rows * conv->weight.kernel_w * plan->width;
+    plan->quad_words = plan->plane_rows * plan->copies * plan->row_words;
 }
 
 /* As many rows as the cache holds at once, and then as many quads. */
@@ -89,6 +93,9 @@ static bool lay_out_dot(const sb_conv *conv, dot_plan *plan) {
         .banks = weight->index ? 1 : conv->groups,
     };
     plan->x_units = (conv->out_width + plan->width - 1) / plan->width;
+    plan->by_rows = conv->stride_w == 1 && plan->width % LANES == 0;
+    plan->copies = plan->by_rows ? 1 : weight->kernel_w;
+    plan->row_words = plan->width + (plan->by_rows ? (weight->kernel_w - 1) * conv->dilation_w : 0);
     plan->pitch = plan->x_units == 1 ? conv->width
                                      : (plan->width - 1) * conv->stride_w + (weight->kernel_w - 1) * conv->dilation_w + 1;
     int rows = conv->out_height;
@@ -97,7 +104,7 @@ static bool lay_out_dot(const sb_conv *conv, dot_plan *plan) {
     for (;; rows = (rows + 1) / 2) {
         plan_dot_planes(conv, rows, plan);
         const int64_t words = (int64_t)plan->quads * plan->quad_words;
-        if (rows == 1 || rows * plan->width <= DOT_COLUMNS * LANES || words * 4 <= DOT_STAGED_BYTES)
+        if (rows == 1 || rows * plan->width <= DOT_FEW_PIXELS || words * 4 <= DOT_STAGED_BYTES)
             break;
     }
     if (plan->quad_words > DOT_MOST_WORDS || (int64_t)plan->input_rows * plan->pitch > DOT_MOST_WORDS)
@@ -108,8 +115,7 @@ static bool lay_out_dot(const sb_conv *conv, dot_plan *plan) {
     plan->chunks = most < 1 ? plan->quads : (plan->quads + most - 1) / most;
     plan->chunk_quads = (plan->quads + plan->chunks - 1) / plan->chunks;
     plan->chunks = (plan->quads + plan->chunk_quads - 1) / plan->chunk_quads;
-    plan->batch = weight->blocks * plan->vectors > 2 ? 4 : 8;
-    plan->batches = (filters_per_group(conv) + plan->batch - 1) / plan->batch;
+    plan->batches = (filters_per_group(conv) + DOT_FILTERS - 1) / DOT_FILTERS;
     return true;
 }
 
@@ -120,7 +126,7 @@ static int dot_chunk_steps(const dot_plan *plan, int chunk) {
 
 /* Bytes of one batch of filters in a chunk. */
 static size_t dot_batch_bytes(const dot_plan *plan, int chunk) {
-    return (size_t)(dot_chunk_steps(plan, chunk) + 1) / 2 * plan->batch;
+    return (size_t)(dot_chunk_steps(plan, chunk) + 1) / 2 * DOT_FILTERS;
 }
 
 static size_t dot_bank_bytes(const dot_plan *plan) {
@@ -133,9 +139,9 @@ static double dot_cost(const sb_conv *conv) {
         !lay_out_dot(conv, &plan))
         return -1;
     const double k = conv->weight.blocks, columns = k * plan.vectors, steps = (double)plan.quads * plan.taps;
-    const double stage = k * plan.quads * (plan.quad_words * 3.0 + (double)plan.input_rows * plan.pitch * 5) / LANES;
-    const double list = plan.quad_words * 15.0 / LANES + 300;
-    const double multiply = columns * plan.batches * plan.batch * (steps * 0.53 + plan.chunks * 3.0);
+    const double copy = plan.by_rows ? 0 : plan.quad_words * 3.0, list = plan.by_rows ? 0 : plan.quad_words * 15.0 / LANES + 300;
+    const double stage = k * plan.quads * (copy + (double)plan.input_rows * plan.pitch * 5) / LANES;
+    const double multiply = columns * plan.batches * DOT_FILTERS * (steps * 0.53 + plan.chunks * 3.0);
     const double merge = (double)conv->weight.out / conv->groups * plan.vectors * (5 + 2 * k);
     return (double)plan.x_units * plan.y_units * conv->groups * (stage + list + multiply + merge) / CYCLES_PER_NANOSECOND;
 }
@@ -147,7 +153,7 @@ static size_t place_dot(const sb_conv *conv, uint8_t *memory, dot_plan *plan) {
     plan->offset = carve(memory, &used, (size_t)plan->chunk_quads * plan->taps * sizeof *plan->offset);
     plan->range = carve(memory, &used, 2 * blocks * sizeof *plan->range);
     plan->map_offset = carve(memory, &used, (size_t)conv->weight.out * blocks * sizeof *plan->map_offset);
-    plan->start = carve(memory, &used, (size_t)plan->banks * plan->batches * plan->batch * sizeof *plan->start);
+    plan->start = carve(memory, &used, (size_t)plan->banks * plan->batches * DOT_FILTERS * sizeof *plan->start);
     plan->place = carve(memory, &used, (size_t)conv->weight.filters * sizeof *plan->place);
     plan->used = carve(memory, &used, (size_t)conv->weight.filters * sizeof *plan->used);
     plan->nibbles = carve(memory, &used, plan->banks * dot_bank_bytes(plan));
@@ -166,9 +172,10 @@ static void find_dot_offsets(const sb_conv *conv, dot_plan *plan) {
         const dot_plane *plane = plan->planes;
         while ((y - plane->row) % conv->stride_h)
             plane++;
-        const int row = plane->first * conv->weight.kernel_w + column * plane->rows + (y - plane->row) / conv->stride_h;
+        const int row = plane->first * plan->copies + (y - plane->row) / conv->stride_h;
+        const int word = row * plan->row_words + column * (plan->by_rows ? conv->dilation_w : plane->rows * plan->width);
         for (int quad = 0; quad < plan->chunk_quads; quad++)
-            plan->offset[quad * plan->taps + tap] = 4 * (quad * plan->quad_words + row * plan->width);
+            plan->offset[quad * plan->taps + tap] = 4 * (quad * plan->quad_words + word);
     }
 }
 
@@ -197,7 +204,7 @@ static void find_dot_ranges(const sb_conv *conv, dot_plan *plan) {
         range[0] = plan->batches;
         for (int t = 0; t < weight->out; t++) {
             const size_t at = (size_t)t * k + i;
-            const int place = plan->place[weight->index ? weight->index[at] : t], batch = place / plan->batch;
+            const int place = plan->place[weight->index ? weight->index[at] : t], batch = place / DOT_FILTERS;
             range[0] = batch < range[0] ? batch : range[0];
             range[1] = batch < range[1] ? range[1] : batch + 1;
             plan->map_offset[at] = (uint32_t)place * plan->vectors * LANES;
@@ -211,12 +218,12 @@ static int pack_dot_filter(const sb_conv *conv, const dot_plan *plan, int filter
     int signs = 0;
     for (int chunk = 0; chunk < plan->chunks; chunk++) {
         const size_t bytes = dot_batch_bytes(plan, chunk);
-        uint8_t *to = bank + place / plan->batch * bytes + place % plan->batch;
+        uint8_t *to = bank + place / DOT_FILTERS * bytes + place % DOT_FILTERS;
         for (int step = 0; step < dot_chunk_steps(plan, chunk); step++) {
             const size_t channel = ((size_t)chunk * plan->chunk_quads + step / plan->taps) * 4;
             const size_t bit = first + step % plan->taps * depth + channel;
             const unsigned nibble = table_source_nibble(conv->weight.bits, bit, depth - channel < 4 ? (int)(depth - channel) : 4);
-            to[step / 2 * plan->batch] |= (uint8_t)(nibble << step % 2 * 4);
+            to[step / 2 * DOT_FILTERS] |= (uint8_t)(nibble << step % 2 * 4);
             signs += 2 * __builtin_popcount(nibble) - 4;
         }
         bank += bytes * plan->batches;
@@ -239,7 +246,7 @@ static void dot_prepare(const sb_conv *conv, void *prepared) {
     for (int filter = 0; filter < weight->filters; filter++) {
         const int bank = filter / per_bank, place = plan->place[filter];
         const int signs = pack_dot_filter(conv, plan, filter, plan->nibbles + bank * dot_bank_bytes(plan), place);
-        plan->start[bank * plan->batches * plan->batch + place] = lowest * signs;
+        plan->start[bank * plan->batches * DOT_FILTERS + place] = lowest * signs;
     }
 }
 
@@ -250,9 +257,9 @@ static size_t carve_dot_scratch(const sb_conv *conv, const dot_plan *plan, uint8
     uint32_t *interleaved = carve(memory, &used, ((size_t)plan->input_rows * plan->pitch + 2 * DOT_SLACK) * 4);
     scratch->interleaved = interleaved ? interleaved + DOT_SLACK : NULL;
     scratch->staged = carve(memory, &used, (words + DOT_SLACK) * 4);
-    scratch->maps = carve(memory, &used, blocks * plan->batches * plan->batch * plan->vectors * LANES * sizeof(float));
+    scratch->maps = carve(memory, &used, blocks * plan->batches * DOT_FILTERS * plan->vectors * LANES * sizeof(float));
     scratch->map = carve(memory, &used, blocks * sizeof *scratch->map);
-    scratch->copies = carve(memory, &used, (size_t)plan->plane_rows * conv->weight.kernel_w * columns * sizeof *scratch->copies);
+    scratch->copies = carve(memory, &used, (size_t)plan->plane_rows * plan->copies * columns * sizeof *scratch->copies);
     scratch->copies_x = -1;
     return used;
 }

@@ -442,11 +442,14 @@ static void run_level_unit(const sb_conv *conv, const table_plan *table, level_s
     END_STAGE(conv, merge, &since);
 }
 
-/* The estimate counts loads; 32 lanes of them leave more time between the loads than 16 or 8. */
+/* The estimate counts loads; 32 lanes of them leave more time between the loads than 16 or 8, and rows that do not fill
+ * their slots are read and written in pieces. */
 static double level_table_cost(const sb_conv *conv) {
-    const double measured = LANES == 16 ? 1.35 : 1;
     table_plan table;
-    return table_lay_out(conv, SHORTS, &table) ? measured * table.cost / CYCLES_PER_NANOSECOND : -1;
+    if (!table_lay_out(conv, SHORTS, &table))
+        return -1;
+    const double measured = LANES < 16 ? 1 : conv->out_width % table.slot ? 1.8 : 1.35;
+    return measured * table.cost / CYCLES_PER_NANOSECOND;
 }
 
 static size_t level_table_prepared_size(const sb_conv *conv) { return table_prepared_size(conv, SHORTS); }
