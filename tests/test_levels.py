@@ -146,6 +146,28 @@ def test_chunks_are_added_in_16_bits_while_their_sums_fit(
     assert check_exactly(Program((560, 5, 17), (conv,)), row, x) in ("table", "portable")
 
 
+@pytest.mark.parametrize("kernel", ["", "table"])
+@pytest.mark.parametrize("row", EVERY_ROW)
+def test_signed_levels_of_one_sign_add_up_beyond_16_bits(
+    row: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """511 times -64 fits 16 bits, and 512 times does not."""
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    for shape in ((508, 1, 1), (512, 1, 1), (520, 1, 1), (64, 2, 4), (1040, 1, 1)):
+        conv = r.Conv(inputs=(0,), weight=r.Binary(np.full((16, *shape), -1, np.int8)), levels=Levels(1.0, signed=True))
+        x = np.full((1, shape[0], 5, 17), -1e9, np.float32)
+        check_exactly(Program((shape[0], 5, 17), (conv,)), row, x)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_more_filters_than_16_bits_can_number(row: str) -> None:
+    generator = np.random.default_rng(0)
+    signs = generator.choice(np.array([-1, 1], np.int8), (66000, 8, 1, 1))
+    conv = r.Conv(inputs=(0,), weight=r.Binary(signs), levels=Levels(0.02))
+    x = generator.random((1, 8, 3, 3), np.float32)
+    check_exactly(Program((8, 3, 3), (conv,)), row, x)
+
+
 @pytest.mark.parametrize("row", EVERY_ROW)
 @pytest.mark.parametrize("kernel", ["", "dot", "dot lanes", "table"])
 @pytest.mark.parametrize("name", [name for name in CORE_CASES if name.startswith("levels")])

@@ -136,7 +136,7 @@ static size_t dot_bank_bytes(const dot_plan *plan) {
 static double dot_cost(const sb_conv *conv) {
     dot_plan plan;
     if (!__builtin_cpu_supports("avx512vnni") || !conv->weight.bits || conv->weight.binary_input ||
-        !lay_out_dot(conv, &plan))
+        conv->weight.filters > UINT16_MAX || !lay_out_dot(conv, &plan))
         return -1;
     const double k = conv->weight.blocks, columns = k * plan.vectors, steps = (double)plan.quads * plan.taps;
     const double copy = plan.by_rows ? 0 : plan.quad_words * 3.0, list = plan.by_rows ? 0 : plan.quad_words * 15.0 / LANES + 300;

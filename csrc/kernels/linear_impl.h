@@ -31,10 +31,10 @@ ALWAYS_INLINE vfloat load_stored(const uint8_t *values, const bool half, size_t 
  * rows to come, this fetches as many bytes as a step of the loop below reads of each of its rows. */
 ALWAYS_INLINE void fetch_rows(const uint8_t *values, const bool half, size_t first, const int rows) {
     const int bytes = rows * LANES * (half ? 2 : 4);
-    const uint8_t *from = values + first * (half ? 2 : 4);
+    const uintptr_t from = (uintptr_t)values + first * (half ? 2 : 4); /* perhaps behind the last row: never read */
     UNROLL
     for (int line = 0; line < bytes; line += SB_ALIGNMENT)
-        __builtin_prefetch(from + line);
+        __builtin_prefetch((const void *)(from + line));
 }
 
 /* `rows` dot products of neighbouring filters, each `depth` long. */

@@ -101,6 +101,11 @@ static bool has_levels(const sb_conv *conv) { return conv->levels.step > 0; }
 
 static int lane_bytes(const sb_conv *conv) { return has_levels(conv) ? (int)sizeof(int16_t) : (int)sizeof(float); }
 
+/* Levels that 16 bits can add up, whatever they are. */
+static int most_levels(const sb_conv *conv) {
+    return INT16_MAX / larger(-sb_lowest_level(conv->levels), sb_highest_level(conv->levels));
+}
+
 static int bits_set(uint8_t byte) {
     static const uint8_t counts[16] = {0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4};
     return counts[byte & 15] + counts[byte >> 4];
@@ -111,7 +116,7 @@ static int bits_set(uint8_t byte) {
 static bool whole_chunks_fit(const sb_conv *conv) {
     const sb_weight *weight = &conv->weight;
     const int taps = weight->kernel_h * weight->kernel_w, bytes = weight->depth / 8, step = TABLE_MAX_QUADS * TABLE_QUAD / 8;
-    const int most = INT16_MAX / sb_highest_level(conv->levels);
+    const int most = most_levels(conv);
     if (conv->levels.is_signed || weight->depth % 8 || (bytes > step && bytes % step))
         return false;
     for (int filter = 0; filter < weight->filters; filter++)
@@ -131,8 +136,7 @@ static bool whole_chunks_fit(const sb_conv *conv) {
 static int most_quads(const sb_conv *conv) {
     if (!has_levels(conv))
         return TABLE_MAX_QUADS;
-    const int largest = larger(-sb_lowest_level(conv->levels), sb_highest_level(conv->levels));
-    const int quads = INT16_MAX / (largest * TABLE_QUAD * conv->weight.kernel_h * conv->weight.kernel_w);
+    const int quads = most_levels(conv) / (TABLE_QUAD * conv->weight.kernel_h * conv->weight.kernel_w);
     return quads > 1 ? smaller(TABLE_MAX_QUADS, quads / 2 * 2) : quads;
 }
 
@@ -352,7 +356,7 @@ static void pack_nibbles(const sb_conv *conv, table_plan *table) {
 
 /* Do the sums over `signs` signs, `positive` of them +1, fit 16 bits? Levels from 0 on add up to at most the highest one times the +1s. */
 static bool sums_fit(const sb_conv *conv, int signs, int positive) {
-    const int most = INT16_MAX / sb_highest_level(conv->levels);
+    const int most = most_levels(conv);
     return conv->levels.is_signed ? signs <= most : positive <= most && signs - positive <= most;
 }
 

@@ -77,9 +77,10 @@ def _directly(x: Tensor) -> Tensor:
 
 
 def _through_gram(x: Tensor) -> Tensor:
-    """The same for matrices much wider than high: all steps happen on x·xᵀ, and their product meets x once.
+    """The same, up to rounding, for matrices much wider than high.
 
-    A step multiplies x by a polynomial p of its Gram matrix, which thereby becomes p·gram·p.
+    All steps happen on the Gram matrix x·xᵀ, and their product meets x once: a step multiplies x by a polynomial p of
+    it, and makes it p·gram·p.
     """
     gram = x @ x.T
     product: Tensor | None = None
