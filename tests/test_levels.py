@@ -264,13 +264,14 @@ def test_rounding(signed: bool, row: str) -> None:
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
-@pytest.mark.parametrize("size", [(8, 8), (2, 2), (32, 64), (6, 10), (7, 9), (4, 130)], ids=str)
+@pytest.mark.parametrize("size", [(8, 8), (2, 2), (32, 64), (6, 10), (7, 9), (4, 130), (3, 1100)], ids=str)
 def test_pooling_between_layers(size: tuple[int, int], row: str) -> None:
     """Maxima of bytes are those of the numbers, with windows of any kind."""
     pools = [
         r.Pool(inputs=(1,), kind="max", kernel=(2, 2), stride=(2, 2)),
         r.Pool(inputs=(1,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),
         r.Pool(inputs=(1,), kind="max", kernel=(2, 2), stride=(1, 1), ceil_mode=True, padding=(1, 1)),
+        r.Pool(inputs=(1,), kind="max", kernel=(3, 2), stride=(3, 3), padding=(1, 1), ceil_mode=True, dilation=(1, 2)),
     ]
     rng = np.random.default_rng(0)
 

@@ -256,7 +256,49 @@ static bool pool_level_halves(const sb_pool *pool, const int8_t *in, int8_t *out
     return true;
 }
 
+/* -------------------------------------------------------------------------------------- any other windows */
+
+enum { POOL_ROW = 1024 }; /* levels of a row, padding included */
+
+ALWAYS_INLINE void raise_levels(int8_t *levels, const int8_t *to, int count) {
+    for (int i = 0; i < count; i++)
+        levels[i] = levels[i] < to[i] ? to[i] : levels[i];
+}
+
+/* One row of the output: maxima down the window in a row with its padding, then along the window at every place, of which
+ * the stride takes some. */
+static NEVER_INLINE void pool_level_row(const sb_pool *pool, int8_t lowest, const int8_t *plane, int y, int8_t *out) {
+    int8_t row[POOL_ROW], best[POOL_ROW];
+    const int places = (pool->out_width - 1) * pool->stride_w + 1, reach = (pool->kernel_w - 1) * pool->dilation_w;
+    memset(row, lowest, (size_t)(places + reach > pool->pad_left + pool->width ? places + reach : pool->pad_left + pool->width));
+    for (int ky = 0; ky < pool->kernel_h; ky++) {
+        const int from = y * pool->stride_h - pool->pad_top + ky * pool->dilation_h;
+        if (from >= 0 && from < pool->height)
+            raise_levels(row + pool->pad_left, plane + (size_t)from * pool->width, pool->width);
+    }
+    memcpy(best, row, (size_t)places);
+    for (int x = pool->dilation_w; x <= reach; x += pool->dilation_w)
+        raise_levels(best, row + x, places);
+    if (pool->stride_w == 2)
+        for (int x = 0; x < pool->out_width; x++)
+            out[x] = best[2 * x];
+    else
+        for (int x = 0; x < pool->out_width; x++)
+            out[x] = best[x * pool->stride_w];
+}
+
+static bool pool_level_rows(const sb_pool *pool, int8_t lowest, const int8_t *in, int8_t *out) {
+    const int64_t reach = (int64_t)(pool->out_width - 1) * pool->stride_w + (int64_t)(pool->kernel_w - 1) * pool->dilation_w;
+    const int64_t below = (int64_t)(pool->out_height - 1) * pool->stride_h + (int64_t)(pool->kernel_h - 1) * pool->dilation_h;
+    if (reach >= POOL_ROW || (int64_t)pool->pad_left + pool->width > POOL_ROW || below > INT32_MAX)
+        return false;
+    for (int c = 0; c < pool->channels; c++, in += (size_t)pool->height * pool->width)
+        for (int y = 0; y < pool->out_height; y++, out += pool->out_width)
+            pool_level_row(pool, lowest, in, y, out);
+    return true;
+}
+
 static void simd_pool_levels(const sb_pool *pool, int8_t lowest, const int8_t *in, int8_t *out) {
-    if (!pool_level_halves(pool, in, out))
+    if (!pool_level_halves(pool, in, out) && !pool_level_rows(pool, lowest, in, out))
         sb_kernels_portable.pool_levels(pool, lowest, in, out);
 }
