@@ -13,6 +13,7 @@ typedef struct {
     int32_t *pair_begin;  /* (taps + 1) */
     lanes_pair *pairs;
     uint64_t *signs;      /* [group of registers][tap][quad][register] */
+    size_t bytes;         /* of all this; the plan of the merge comes behind it */
 } dot_lanes_plan;
 
 typedef struct {
@@ -33,6 +34,7 @@ static size_t place_dot_lanes(const sb_conv *conv, uint8_t *memory, dot_lanes_pl
     plan->pair_begin = carve(memory, &used, (taps + 1) * sizeof *plan->pair_begin);
     plan->pairs = carve(memory, &used, (size_t)find_pairs(conv, NULL, NULL) * sizeof *plan->pairs);
     plan->signs = carve(memory, &used, taps * plan->quads * plan->registers * sizeof *plan->signs);
+    plan->bytes = used;
     return used;
 }
 
@@ -203,10 +205,9 @@ static void dot_lanes_run(const sb_conv *conv, const int8_t *in, float *out, voi
     const int maps = conv->weight.blocks * conv->out_height * conv->out_width;
     const size_t block_size = (size_t)conv->weight.depth * conv->height * conv->width;
     uint64_t since = BEGIN_STAGE(conv);
-    dot_lanes_plan sizes;
     dot_lanes_scratch scratch;
     lane_merge_plan merge;
-    place_lane_merge(conv, (uint8_t *)conv->prepared, place_dot_lanes(conv, NULL, &sizes), &merge);
+    place_lane_merge(conv, (uint8_t *)conv->prepared, plan->bytes, &merge);
     carve_dot_lanes(conv, plan, memory, &scratch);
     for (int block = 0; block < conv->weight.blocks; block++)
         stage_dot_lanes(conv, plan, &scratch, in + block * block_size, block);

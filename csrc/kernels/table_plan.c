@@ -111,12 +111,17 @@ static int bits_set(uint8_t byte) {
     return counts[byte & 15] + counts[byte >> 4];
 }
 
-/* Do the sums of chunks of TABLE_MAX_QUADS fit, given how many signs of each kind the filters have there? Levels from 0 to 127 add up
- * to at most 127 times the +1s, and to at least -127 times the -1s. */
+/* Do the sums over `signs` signs, `positive` of them +1, fit 16 bits? Levels from 0 to 127 add up to at most 127 times the +1s,
+ * and to at least -127 times the -1s. */
+static bool sums_fit(const sb_conv *conv, int signs, int positive) {
+    const int most = most_levels(conv);
+    return conv->levels.is_signed ? signs <= most : positive <= most && signs - positive <= most;
+}
+
+/* Do the sums of chunks of TABLE_MAX_QUADS fit, given how many signs of each kind the filters have there? */
 static bool whole_chunks_fit(const sb_conv *conv) {
     const sb_weight *weight = &conv->weight;
     const int taps = weight->kernel_h * weight->kernel_w, bytes = weight->depth / 8, step = TABLE_MAX_QUADS * TABLE_QUAD / 8;
-    const int most = most_levels(conv);
     if (conv->levels.is_signed || weight->depth % 8 || (bytes > step && bytes % step))
         return false;
     for (int filter = 0; filter < weight->filters; filter++)
@@ -126,7 +131,7 @@ static bool whole_chunks_fit(const sb_conv *conv) {
             for (int tap = 0; tap < taps; tap++)
                 for (int i = 0; i < width; i++)
                     ones += bits_set(weight->bits[((size_t)filter * taps + tap) * bytes + first + i]);
-            if (ones > most || width * 8 * taps - ones > most)
+            if (!sums_fit(conv, width * 8 * taps, ones))
                 return false;
         }
     return true;
@@ -352,12 +357,6 @@ static void pack_nibbles(const sb_conv *conv, table_plan *table) {
                 }
             }
     }
-}
-
-/* Do the sums over `signs` signs, `positive` of them +1, fit 16 bits? Levels from 0 on add up to at most the highest one times the +1s. */
-static bool sums_fit(const sb_conv *conv, int signs, int positive) {
-    const int most = most_levels(conv);
-    return conv->levels.is_signed ? signs <= most : positive <= most && signs - positive <= most;
 }
 
 /* Counts the +1s of every filter in a chunk; returns where the next one begins. */
