@@ -33,7 +33,7 @@ def _residual(case: Case, kind: Kind) -> Program:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "lanes", "direct", "fma"])
+@pytest.mark.parametrize("kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma"])
 def test_every_kernel_adds(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     for case in CASES.values():

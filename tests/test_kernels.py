@@ -182,7 +182,7 @@ def test_convolution(name: str, kind: Kind, row: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "lanes", "direct", "fma"])
+@pytest.mark.parametrize("kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma"])
 def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the cost model would take another one."""
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
@@ -329,6 +329,13 @@ def test_table_serves_the_layers_it_is_made_for(row: str) -> None:
     for name in ("one_register_rows", "narrow_rows_share_registers", "stride2", "wide_map_in_tiles"):
         case = replace(CASES[name], out=64, filters=32)
         assert check(case.program("stacked"), row) == "table"
+
+
+@pytest.mark.skipif("avx2" not in ROWS, reason="a choice for registers of 8 lanes")
+def test_many_filters_pay_for_larger_tables() -> None:
+    many, few = (Case(128, (8, 8), 128, blocks=2, filters=filters) for filters in (128, 4))
+    assert check(many.program("stacked"), "avx2") in ("table 5", "table 6")
+    assert check(few.program("stacked"), "avx2") == "table"
 
 
 @given(data=st.data())

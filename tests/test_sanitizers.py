@@ -130,6 +130,8 @@ KERNELS = (
     "linear",
     "popcount",
     "table",
+    "table 5",
+    "table 6",
     "xnor",
 )
 

@@ -114,7 +114,7 @@ static void lanes_prepare(const sb_conv *conv, void *prepared) {
             for (size_t quad = 0; quad < (size_t)plan->quads; quad++) {
                 const int channels = depth - quad * 4 < 4 ? (int)(depth - quad * 4) : 4;
                 const unsigned nibble =
-                    table_source_nibble(weight->bits, (filter * taps + tap) * depth + quad * 4, channels);
+                    table_source_code(weight->bits, (filter * taps + tap) * depth + quad * 4, channels);
                 words[quad / WORD_QUADS * LANES] |= lane_nibble(nibble) << quad % WORD_QUADS * 4;
             }
         }

@@ -71,7 +71,7 @@ static void dot_lanes_prepare(const sb_conv *conv, void *prepared) {
         for (size_t tap = 0; tap < taps; tap++)
             for (size_t quad = 0; quad < (size_t)plan->quads; quad++) {
                 const int channels = quad_channels(conv, (int)quad);
-                const uint64_t nibble = table_source_nibble(weight->bits, (filter * taps + tap) * depth + quad * 4, channels);
+                const uint64_t nibble = table_source_code(weight->bits, (filter * taps + tap) * depth + quad * 4, channels);
                 plan->signs[((group * taps + tap) * plan->quads + quad) * plan->group + in_group] |= nibble << filter % LANES * 4;
             }
     }

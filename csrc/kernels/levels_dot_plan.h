@@ -222,7 +222,7 @@ static int pack_dot_filter(const sb_conv *conv, const dot_plan *plan, int filter
         for (int step = 0; step < dot_chunk_steps(plan, chunk); step++) {
             const size_t channel = ((size_t)chunk * plan->chunk_quads + step / plan->taps) * 4;
             const size_t bit = first + step % plan->taps * depth + channel;
-            const unsigned nibble = table_source_nibble(conv->weight.bits, bit, depth - channel < 4 ? (int)(depth - channel) : 4);
+            const unsigned nibble = table_source_code(conv->weight.bits, bit, depth - channel < 4 ? (int)(depth - channel) : 4);
             to[step / 2 * DOT_FILTERS] |= (uint8_t)(nibble << step % 2 * 4);
             signs += 2 * __builtin_popcount(nibble) - 4;
         }

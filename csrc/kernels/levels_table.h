@@ -1,7 +1,8 @@
 /* The table kernel on levels: table.h with 16-bit sums, two for each float of a register.
  *
- * The sums of a span of chunks are sure to fit 16 bits (table_plan.c chooses it so); from span to span they are added in
- * 32 bits, and after the last one they become the floats that are merged. Everything up to there is exact. */
+ * Tuples are quads here. The sums of a span of chunks are sure to fit 16 bits (table_plan.c chooses it so); from span to
+ * span they are added in 32 bits, and after the last one they become the floats that are merged. Everything up to there
+ * is exact. */
 
 enum { LEVEL_VECTOR_SHORTS = TABLE_ENTRIES * SHORTS }; /* of the table, per vector of pixels */
 
@@ -27,7 +28,7 @@ typedef struct {
 static size_t carve_level_scratch(const sb_conv *conv, const table_plan *table, uint8_t *memory, level_scratch *scratch) {
     const size_t registers = (size_t)table->rows * table->vectors;
     size_t used = 0;
-    scratch->table = carve(memory, &used, (size_t)table->chunk_quads * table->table_vectors * LEVEL_VECTOR_SHORTS * 2);
+    scratch->table = carve(memory, &used, (size_t)table->chunk_tuples * table->table_vectors * LEVEL_VECTOR_SHORTS * 2);
     for (int i = 0; i < 2; i++)
         scratch->stage[i] = carve(memory, &used, (size_t)TABLE_QUAD * table->table_vectors * SHORTS);
     scratch->span = carve(memory, &used, (size_t)table->max_list * registers * SHORTS * 2);
@@ -57,7 +58,7 @@ static table_segment find_level_segment(const sb_conv *conv, const table_plan *t
 /* ------------------------------------------------------------------------------------------------ build */
 
 static void clear_level_vector(const table_plan *table, const level_scratch *scratch, int vector) {
-    for (int quad = 0; quad < table->chunk_quads; quad++)
+    for (int quad = 0; quad < table->chunk_tuples; quad++)
         memset(scratch->table + ((size_t)quad * table->table_vectors + vector) * LEVEL_VECTOR_SHORTS, 0,
                LEVEL_VECTOR_SHORTS * sizeof(int16_t));
 }
@@ -231,7 +232,7 @@ static void build_level_chunk(const sb_conv *conv, const table_plan *table, cons
                               const int8_t *in, int chunk) {
     const size_t plane = (size_t)conv->height * conv->width;
     const size_t quad_shorts = (size_t)table->table_vectors * LEVEL_VECTOR_SHORTS;
-    const int first = chunk * table->chunk_quads, quads = table_chunk_quads(table, chunk);
+    const int first = chunk * table->chunk_tuples, quads = table_chunk_tuples(table, chunk);
     const bool gathers = gathers_rows(conv, table), stages = table->segments > 1 && !gathers;
     for (int quad = 0; quad < quads + stages; quad++) {
         const int8_t *quad_in = in + (size_t)(first + quad) * TABLE_QUAD * plane;
@@ -276,8 +277,8 @@ ALWAYS_INLINE void look_up_levels_add(const look_up_job *job, size_t place, vsho
     }
 }
 
-ALWAYS_INLINE vshort look_up_levels_factor(uint64_t word) {
-    (void)word;
+ALWAYS_INLINE vshort look_up_levels_factor(uint64_t word, const int entries) {
+    (void)word, (void)entries;
     return (vshort){0};
 }
 
@@ -288,7 +289,8 @@ ALWAYS_INLINE vshort look_up_levels_plus(vshort sum, vshort factor, vshort entry
 
 #define vsum vshort
 #define SUM_LANES SHORTS
-#define SUM_ENTRIES(registers) TABLE_ENTRIES
+#define SUM_CHANNELS 4
+#define SUM_ENTRIES(registers, channels) TABLE_ENTRIES
 #define SUM_REGISTERS 8
 #define LOOK_UP(suffix) look_up_levels##suffix
 #include "table_look_up.h"
@@ -415,7 +417,7 @@ static void run_level_unit(const sb_conv *conv, const table_plan *table, level_s
         look_up_job job = {
             .table = table,
             .sums = scratch->table,
-            .nibbles = table->nibbles,
+            .codes = table->codes,
             .list = table->list + list[0],
             .listed = (int)(list[1] - list[0]),
             .maps = scratch->maps + (size_t)block * table->max_list * registers * SHORTS,
@@ -428,13 +430,13 @@ static void run_level_unit(const sb_conv *conv, const table_plan *table, level_s
         for (int chunk = 0; chunk < table->chunks; chunk++) {
             build_level_chunk(conv, table, scratch, group_in, chunk);
             END_STAGE(conv, build, &since);
-            job.quads = table_chunk_quads(table, chunk);
+            job.tuples = table_chunk_tuples(table, chunk);
             job.last = chunk + 1 == table->chunks;
             job.span_ends = table->span_ends[chunk];
-            look_up_levels_all[table->vectors][registers](&job);
+            look_up_levels_all[TABLE_QUAD][table->vectors][registers](&job);
             job.first = job.first && !job.span_ends;
             job.span_begins = job.span_ends;
-            job.nibbles += (size_t)weight->filters * table->taps * table_tap_bytes(job.quads);
+            job.codes += (size_t)weight->filters * table->taps * table_tap_bytes(job.tuples, TABLE_QUAD);
             END_STAGE(conv, look_up, &since);
         }
     }
@@ -446,20 +448,22 @@ static void run_level_unit(const sb_conv *conv, const table_plan *table, level_s
  * their slots are read and written in pieces. */
 static double level_table_cost(const sb_conv *conv) {
     table_plan table;
-    if (!table_lay_out(conv, SHORTS, &table))
+    if (!table_lay_out(conv, SHORTS, TABLE_QUAD, &table))
         return -1;
     const double measured = LANES < 16 ? 1 : conv->out_width % table.slot ? 1.8 : 1.35;
     return measured * table.cost / CYCLES_PER_NANOSECOND;
 }
 
-static size_t level_table_prepared_size(const sb_conv *conv) { return table_prepared_size(conv, SHORTS); }
+static size_t level_table_prepared_size(const sb_conv *conv) { return table_prepared_size(conv, SHORTS, TABLE_QUAD); }
 
-static void level_table_prepare(const sb_conv *conv, void *prepared) { table_prepare(conv, SHORTS, prepared); }
+static void level_table_prepare(const sb_conv *conv, void *prepared) {
+    table_prepare(conv, SHORTS, TABLE_QUAD, prepared);
+}
 
 static size_t level_table_scratch_size(const sb_conv *conv) {
     table_plan table;
     level_scratch scratch;
-    return table_lay_out(conv, SHORTS, &table) ? carve_level_scratch(conv, &table, NULL, &scratch) : 0;
+    return table_lay_out(conv, SHORTS, TABLE_QUAD, &table) ? carve_level_scratch(conv, &table, NULL, &scratch) : 0;
 }
 
 static void level_table_run(const sb_conv *conv, const int8_t *in, float *out, void *memory) {

@@ -23,7 +23,7 @@
 #define STRING(x) STRING2(x)
 
 static const sb_conv_kernel *const convs[] = {
-    &table_kernel, &level_table_kernel,
+    &table_kernel, &table_5_kernel, &table_6_kernel, &level_table_kernel,
 #if LANES >= 8
     &lanes_kernel, &level_lanes_kernel,
 #endif

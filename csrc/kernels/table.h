@@ -1,8 +1,9 @@
 /* The table kernel: convolutions with ±1 filters by look-up of partial sums, pixels in the lanes.
  *
- * Four input channels a, b, c, d ("a quad") have 16 signed sums ±a±b±c±d. They, or the half that the others are negatives
- * of, are built once per pixel, as vectors over pixels, in the first-level cache; a filter tap over a quad is then a
- * nibble, and its contribution to a vector of pixels is one aligned load-and-add.
+ * Four input channels a, b, c, d ("a tuple") have 16 signed sums ±a±b±c±d. They, or the half that the others are negatives
+ * of, are built once per pixel, as vectors over pixels, in the first-level cache; a filter tap over a tuple is then a
+ * code of four bits, and its contribution to a vector of pixels is one aligned load-and-add. Tuples of five or six
+ * channels need fewer look-ups and larger tables, which many filters make up for: these are kernels of their own.
  *
  *   segment   `rows` consecutive output rows of one input block, at most `slot` pixels wide
  *   block     what is looked up together: the accumulators of one filter are rows · vectors registers
@@ -29,11 +30,12 @@
 #include "../kernels.h"
 
 enum {
-    TABLE_QUAD = 4,          /* channels per look-up */
-    TABLE_ENTRIES = 16,      /* signed sums of a quad */
-    TABLE_HALF = 8,          /* those in which the last channel counts +1; the others are their negatives */
+    TABLE_QUAD = 4,          /* channels of a tuple, at least; of levels always, */
+    TABLE_ENTRIES = 16,      /* which have so many signed sums */
+    TABLE_MAX_CHANNELS = 6,  /* of a tuple */
     TABLE_MAX_VECTORS = 8,   /* registers of accumulators per filter */
-    TABLE_MAX_QUADS = 8,     /* per chunk: the nibbles of one tap fit a 32-bit word */
+    TABLE_MAX_TUPLES = 8,    /* per chunk: the codes of one tap fit a word, */
+    TABLE_WORD_BITS = 32,    /* of so many bits */
     TABLE_MAX_LANES = 16,
     TABLE_MAX_SHORTS = 32,   /* lanes of 16 bits, for sums of levels */
 };
@@ -64,14 +66,15 @@ typedef struct {
 
 typedef struct table_plan {
     int lanes, slot, vectors, rows;    /* vectors: registers per row of a slot */
-    int entries;                       /* of the table per quad and vector: TABLE_ENTRIES, or TABLE_HALF */
+    int channels;                      /* of a tuple */
+    int entries;                       /* of the table per tuple and vector: all signed sums, or half of them */
     int segments;                      /* per block: lanes / slot, at least 1 */
     int x_tiles, y_tiles, left, right; /* left, right: lanes of a slot lost to the halo between two tiles */
     int unit_regions, unit_blocks, units;
     int taps, steps_count, planes_count, table_vectors;
-    int quads, chunk_quads, chunks;
-    int most_quads;                    /* of a chunk, whatever the filters and the cache */
-    bool whole_chunks;                 /* chunks of TABLE_MAX_QUADS are possible nevertheless: these filters allow it */
+    int tuples, chunk_tuples, chunks;
+    int most_tuples;                    /* of a chunk, whatever the filters and the cache */
+    bool whole_chunks;                 /* chunks of TABLE_MAX_TUPLES are possible nevertheless: these filters allow it */
     int max_list;                      /* longest list of filters */
     double cost;                       /* estimated cycles */
 
@@ -83,35 +86,35 @@ typedef struct table_plan {
     uint32_t *list_begin;              /* from list_begin[g · unit_blocks + b] */
     uint32_t *map_offset;              /* (out, blocks): of the filter's map among those of its block, in floats */
     uint16_t *place;                   /* (filters): used while the lists are made */
-    uint8_t *nibbles;                  /* chunk, filter, tap, quad */
+    uint8_t *codes;                  /* chunk, filter, tap, tuple */
     bool *span_ends;                   /* (chunks): sums of 16 bits might not hold the next chunk as well */
     uint16_t *span_positive, *chunk_positive; /* (filters): used while the spans are found */
 } table_plan;
 
 /* Geometry for registers of `lanes` floats, or twice as many sums of levels in 16 bits where the input consists of
- * levels; false where the kernel cannot do this convolution. */
-bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table);
+ * levels, and tuples of `channels`; false where the kernel cannot do this convolution. */
+bool table_lay_out(const sb_conv *conv, int lanes, int channels, table_plan *table);
 /* Bytes that `table_prepare` needs, and the table with everything it points to, in one piece of memory. */
-size_t table_prepared_size(const sb_conv *conv, int lanes);
-void table_prepare(const sb_conv *conv, int lanes, void *prepared);
+size_t table_prepared_size(const sb_conv *conv, int lanes, int channels);
+void table_prepare(const sb_conv *conv, int lanes, int channels, void *prepared);
 
-/* `channels` bits of stored filters from `bit` on, at most 4. */
-unsigned table_source_nibble(const uint8_t *bits, size_t bit, int channels);
+/* `channels` bits of stored filters from `bit` on, at most TABLE_MAX_CHANNELS. */
+unsigned table_source_code(const uint8_t *bits, size_t bit, int channels);
 
-static inline int table_chunk_quads(const table_plan *table, int chunk) {
-    const int rest = table->quads - chunk * table->chunk_quads;
-    return rest < table->chunk_quads ? rest : table->chunk_quads;
+static inline int table_chunk_tuples(const table_plan *table, int chunk) {
+    const int rest = table->tuples - chunk * table->chunk_tuples;
+    return rest < table->chunk_tuples ? rest : table->chunk_tuples;
 }
 
 /* Half of the sums are enough where adding a sum and adding its negative are one instruction: a fused multiply-add with
- * +1 or -1. A nibble then has the bit TABLE_HALF where it negates, and its other bits, inverted where it does, number the
+ * +1 or -1. The highest bit of a code then says whether it negates, and its other bits, inverted where it does, number the
  * sum. Rows of four lanes keep all sums, since SSE2 has no such instruction; and so do blocks of few registers, for which
  * loading the factor would be much of the work. */
-static inline int table_entries(bool levels, int lanes, int registers) {
-    return levels || lanes == 4 || registers <= 2 ? TABLE_ENTRIES : TABLE_HALF;
+static inline int table_entries(bool levels, int lanes, int registers, int channels) {
+    return 1 << (levels || lanes == 4 || registers <= 2 ? channels : channels - 1);
 }
 
-/* Bytes of one tap of one filter in a chunk of so many quads, two nibbles per byte. */
-static inline int table_tap_bytes(int chunk_quads) { return (chunk_quads + 1) / 2; }
+/* Bytes of one tap of one filter in a chunk of so many tuples: codes one behind the other, no more bits than channels. */
+static inline int table_tap_bytes(int chunk_tuples, int channels) { return (chunk_tuples * channels + 7) / 8; }
 
 #endif

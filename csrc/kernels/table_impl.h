@@ -16,25 +16,25 @@ typedef struct {
 } pixel_copy;
 
 typedef struct {
-    float *table;      /* [quad of the chunk][vector][entry][lane] */
-    float *stage[2];   /* [channel of the quad][vector][lane], used in turn where segments share registers */
+    float *table;      /* [tuple of the chunk][vector][entry][lane] */
+    float *stage[2];   /* [channel of the tuple][vector][lane], used in turn where segments share registers */
     float *maps;       /* [block of the unit][place in its list][row][vector][lane] */
     const float **map; /* [input block]: its first map, for the region that is merged */
     pixel_copy *copies;
     int copies_count;
 } table_scratch;
 
-/* Of the table of a quad. */
-static size_t quad_floats(const table_plan *table) {
+/* Of the table of a tuple. */
+static size_t tuple_floats(const table_plan *table) {
     return (size_t)table->table_vectors * table->entries * LANES;
 }
 
 static size_t carve_table_scratch(const sb_conv *conv, const table_plan *table, uint8_t *memory, table_scratch *scratch) {
     const size_t registers = (size_t)table->rows * table->vectors;
     size_t used = 0;
-    scratch->table = carve(memory, &used, table->chunk_quads * quad_floats(table) * sizeof(float));
+    scratch->table = carve(memory, &used, table->chunk_tuples * tuple_floats(table) * sizeof(float));
     for (int i = 0; i < 2; i++)
-        scratch->stage[i] = carve(memory, &used, (size_t)TABLE_QUAD * table->table_vectors * ENTRY_BYTES);
+        scratch->stage[i] = carve(memory, &used, (size_t)table->channels * table->table_vectors * ENTRY_BYTES);
     scratch->maps = carve(memory, &used, (size_t)table->unit_blocks * table->max_list * registers * ENTRY_BYTES);
     scratch->map = carve(memory, &used, (size_t)conv->weight.blocks * sizeof *scratch->map);
     scratch->copies =
@@ -69,11 +69,11 @@ static table_segment find_segment(const sb_conv *conv, const table_plan *table, 
 
 /* ------------------------------------------------------------------------------------------------ build */
 
-/* A vector of padding: zeros in the table of every quad of a chunk. */
+/* A vector of padding: zeros in the table of every tuple of a chunk. */
 static void clear_vector(const table_plan *table, const table_scratch *scratch, int vector) {
     const size_t floats = (size_t)table->entries * LANES;
-    for (int quad = 0; quad < table->chunk_quads; quad++)
-        memset(scratch->table + quad * quad_floats(table) + vector * floats, 0, floats * sizeof(float));
+    for (int tuple = 0; tuple < table->chunk_tuples; tuple++)
+        memset(scratch->table + tuple * tuple_floats(table) + vector * floats, 0, floats * sizeof(float));
 }
 
 /* Lists where the pixels of one segment of every channel go. What is padding is cleared now, once for all chunks. */
@@ -108,7 +108,7 @@ static void plan_block(const sb_conv *conv, const table_plan *table, int unit_of
                        table_scratch *scratch) {
     scratch->copies_count = 0;
     for (int i = 0; i < 2 && table->segments > 1; i++)
-        memset(scratch->stage[i], 0, (size_t)TABLE_QUAD * table->table_vectors * ENTRY_BYTES);
+        memset(scratch->stage[i], 0, (size_t)table->channels * table->table_vectors * ENTRY_BYTES);
     for (int i = 0; i < table->segments; i++) {
         const table_segment segment = find_segment(conv, table, unit_of_group, block * table->segments + i);
         if (segment.rows)
@@ -132,35 +132,59 @@ ALWAYS_INLINE vfloat load_pixels(const float *source, int count, int stride) {
     return vload(lanes);
 }
 
-/* The signed sums of a quad for one vector of pixels: bit i of a sum's number is the sign of channel i. Half a table has the
- * second half of them. */
-ALWAYS_INLINE void store_sums(vfloat a, vfloat b, vfloat c, vfloat d, const int entries, float *sums) {
-    const vfloat low[4] = {-(a + b), a - b, b - a, a + b};
-    const vfloat high[4] = {-(c + d), c - d, d - c, c + d};
+/* All signed sums of so many channels: bit i of a sum's number is the sign of channel i. */
+ALWAYS_INLINE void find_sums(const vfloat *x, const int channels, vfloat *sums) {
+    sums[0] = -x[0];
+    sums[1] = x[0];
     UNROLL
-    for (int i = 0, number = TABLE_ENTRIES - entries; i < entries; i++, number++)
-        *(vfloat *)(sums + i * LANES) = low[number % 4] + high[number / 4];
+    for (int c = 1; c < channels; c++)
+        UNROLL
+        for (int i = 0; i < 1 << c; i++) {
+            sums[i + (1 << c)] = sums[i] + x[c];
+            sums[i] = sums[i] - x[c];
+        }
 }
 
-ALWAYS_INLINE void build_vectors(const table_scratch *scratch, const float *in, size_t plane, int channels, int stride,
-                                 const int entries, float *table) {
-    for (int i = 0; i < scratch->copies_count; i++) {
-        const pixel_copy *copy = &scratch->copies[i];
-        vfloat x[TABLE_QUAD];
-        UNROLL
-        for (int c = 0; c < TABLE_QUAD; c++)
-            x[c] = c < channels ? load_pixels(in + c * plane + copy->source, copy->count, stride) : zero_vector;
-        store_sums(x[0], x[1], x[2], x[3], entries, table + (size_t)copy->target * entries);
+/* Those of a tuple for one vector of pixels. Half a table has the second half of them. */
+ALWAYS_INLINE void store_sums(const vfloat *x, const int channels, const int entries, float *sums) {
+    const int few = channels / 2;
+    vfloat low[8], high[8];
+    find_sums(x, few, low);
+    find_sums(x + few, channels - few, high);
+    UNROLL
+    for (int i = 0; i < entries; i++) {
+        const int number = (1 << channels) - entries + i;
+        *(vfloat *)(sums + i * LANES) = low[number % (1 << few)] + high[number >> few];
     }
 }
 
-/* A quad whose rows fill registers: straight from the input to the table. Vectors of padding were cleared before. */
-static NEVER_INLINE void build_quad(const table_plan *table, const table_scratch *scratch, const float *in, size_t plane,
-                                    int channels, int stride, float *sums) {
-    if (table->entries == TABLE_HALF)
-        build_vectors(scratch, in, plane, channels, stride, TABLE_HALF, sums);
-    else
-        build_vectors(scratch, in, plane, channels, stride, TABLE_ENTRIES, sums);
+ALWAYS_INLINE void build_vectors(const table_scratch *scratch, const float *in, size_t plane, int present, int stride,
+                                 const int channels, const int entries, float *table) {
+    for (int i = 0; i < scratch->copies_count; i++) {
+        const pixel_copy *copy = &scratch->copies[i];
+        vfloat x[TABLE_MAX_CHANNELS];
+        UNROLL
+        for (int c = 0; c < channels; c++)
+            x[c] = c < present ? load_pixels(in + c * plane + copy->source, copy->count, stride) : zero_vector;
+        store_sums(x, channels, entries, table + (size_t)copy->target * entries);
+    }
+}
+
+/* Every kind of tuple: its channels, and the entries of its table. */
+#define EACH_TUPLE(USE) USE(4, 8) USE(4, 16) USE(5, 16) USE(5, 32) USE(6, 32) USE(6, 64)
+#define TUPLE_KIND(channels, entries) ((channels) << 8 | (entries))
+
+/* A tuple whose rows fill registers: straight from the input to the table. Vectors of padding were cleared before. */
+static NEVER_INLINE void build_tuple(const table_plan *table, const table_scratch *scratch, const float *in, size_t plane,
+                                     int present, int stride, float *sums) {
+    switch (TUPLE_KIND(table->channels, table->entries)) {
+#define BUILD(channels, entries) \
+    case TUPLE_KIND(channels, entries): \
+        build_vectors(scratch, in, plane, present, stride, channels, entries, sums); \
+        break;
+        EACH_TUPLE(BUILD)
+#undef BUILD
+    }
 }
 
 /* `count` pixels to a segment of `width` lanes. */
@@ -175,64 +199,75 @@ ALWAYS_INLINE void stage_pixels(float *target, const float *source, int count, c
         vstore_part(target, load_pixels(source, count, stride), 0, width);
 }
 
-/* A quad of which several segments share a register: staged as vectors first, [channel][vector][lane]. */
-ALWAYS_INLINE void stage_quad(const table_plan *table, const table_scratch *scratch, const float *in, size_t plane,
-                              int channels, const int width, int stride, float *stage) {
+/* A tuple of which several segments share a register: staged as vectors first, [channel][vector][lane]. */
+ALWAYS_INLINE void stage_tuple(const table_plan *table, const table_scratch *scratch, const float *in, size_t plane,
+                               int channels, const int width, int stride, float *stage) {
     for (int c = 0; c < channels; c++, in += plane, stage += table->table_vectors * LANES)
         for (int i = 0; i < scratch->copies_count; i++) {
             const pixel_copy *copy = &scratch->copies[i];
             stage_pixels(stage + copy->target, in + copy->source, copy->count, width, stride);
         }
-    if (channels < TABLE_QUAD)
-        memset(stage, 0, (size_t)(TABLE_QUAD - channels) * table->table_vectors * ENTRY_BYTES);
+    if (channels < table->channels)
+        memset(stage, 0, (size_t)(table->channels - channels) * table->table_vectors * ENTRY_BYTES);
 }
 
-static NEVER_INLINE void stage_quad_in_halves(const table_plan *table, const table_scratch *scratch, const float *in,
+static NEVER_INLINE void stage_tuple_in_halves(const table_plan *table, const table_scratch *scratch, const float *in,
+                                               size_t plane, int channels, int stride, float *stage) {
+    stage_tuple(table, scratch, in, plane, channels, 8, stride, stage);
+}
+
+static NEVER_INLINE void stage_tuple_in_fours(const table_plan *table, const table_scratch *scratch, const float *in,
                                               size_t plane, int channels, int stride, float *stage) {
-    stage_quad(table, scratch, in, plane, channels, 8, stride, stage);
+    stage_tuple(table, scratch, in, plane, channels, 4, stride, stage);
 }
 
-static NEVER_INLINE void stage_quad_in_fours(const table_plan *table, const table_scratch *scratch, const float *in,
-                                             size_t plane, int channels, int stride, float *stage) {
-    stage_quad(table, scratch, in, plane, channels, 4, stride, stage);
-}
-
-ALWAYS_INLINE void combine_quad(const float *stage, int vectors, const int entries, float *sums) {
-    const size_t channel = (size_t)vectors * LANES;
-    for (int v = 0; v < vectors; v++, stage += LANES, sums += entries * LANES)
-        store_sums(vload(stage), vload(stage + channel), vload(stage + 2 * channel), vload(stage + 3 * channel), entries,
-                   sums);
+ALWAYS_INLINE void combine_tuple(const float *stage, int vectors, const int channels, const int entries, float *sums) {
+    const size_t plane = (size_t)vectors * LANES;
+    for (int v = 0; v < vectors; v++, stage += LANES, sums += entries * LANES) {
+        vfloat x[TABLE_MAX_CHANNELS];
+        UNROLL
+        for (int c = 0; c < channels; c++)
+            x[c] = vload(stage + c * plane);
+        store_sums(x, channels, entries, sums);
+    }
 }
 
 static NEVER_INLINE void combine_staged(const table_plan *table, const float *stage, float *sums) {
-    if (table->entries == TABLE_HALF)
-        combine_quad(stage, table->table_vectors, TABLE_HALF, sums);
-    else
-        combine_quad(stage, table->table_vectors, TABLE_ENTRIES, sums);
+    switch (TUPLE_KIND(table->channels, table->entries)) {
+#define COMBINE(channels, entries) \
+    case TUPLE_KIND(channels, entries): \
+        combine_tuple(stage, table->table_vectors, channels, entries, sums); \
+        break;
+        EACH_TUPLE(COMBINE)
+#undef COMBINE
+    }
 }
 
-static int quad_channels(const sb_conv *conv, int quad) {
-    const int left = conv->weight.depth - quad * TABLE_QUAD;
-    return left < TABLE_QUAD ? left : TABLE_QUAD;
+/* The channels of a tuple that exist. */
+static int tuple_channels(const sb_conv *conv, int tuple, int channels) {
+    const int left = conv->weight.depth - tuple * channels;
+    return left < channels ? left : channels;
 }
 
-/* The table of a chunk. Staging runs one quad ahead: sums would wait for the stores of narrower pieces. */
+static inline int quad_channels(const sb_conv *conv, int quad) { return tuple_channels(conv, quad, TABLE_QUAD); }
+
+/* The table of a chunk. Staging runs one tuple ahead: sums would wait for the stores of narrower pieces. */
 static void build_chunk(const sb_conv *conv, const table_plan *table, const table_scratch *scratch, const float *in,
                         int chunk) {
     const size_t plane = (size_t)conv->height * conv->width;
-    const int first = chunk * table->chunk_quads, quads = table_chunk_quads(table, chunk);
-    for (int quad = 0; quad <= quads; quad++) {
-        const float *quad_in = in + (size_t)(first + quad) * TABLE_QUAD * plane;
-        const int channels = quad_channels(conv, first + quad);
-        if (quad < quads && table->segments == 1)
-            build_quad(table, scratch, quad_in, plane, channels, conv->stride_w,
-                       scratch->table + quad * quad_floats(table));
-        else if (quad < quads && table->slot == 8)
-            stage_quad_in_halves(table, scratch, quad_in, plane, channels, conv->stride_w, scratch->stage[quad % 2]);
-        else if (quad < quads)
-            stage_quad_in_fours(table, scratch, quad_in, plane, channels, conv->stride_w, scratch->stage[quad % 2]);
-        if (quad > 0 && table->segments > 1)
-            combine_staged(table, scratch->stage[(quad - 1) % 2], scratch->table + (quad - 1) * quad_floats(table));
+    const int first = chunk * table->chunk_tuples, tuples = table_chunk_tuples(table, chunk);
+    for (int tuple = 0; tuple <= tuples; tuple++) {
+        const float *tuple_in = in + (size_t)(first + tuple) * table->channels * plane;
+        const int channels = tuple_channels(conv, first + tuple, table->channels);
+        if (tuple < tuples && table->segments == 1)
+            build_tuple(table, scratch, tuple_in, plane, channels, conv->stride_w,
+                        scratch->table + tuple * tuple_floats(table));
+        else if (tuple < tuples && table->slot == 8)
+            stage_tuple_in_halves(table, scratch, tuple_in, plane, channels, conv->stride_w, scratch->stage[tuple % 2]);
+        else if (tuple < tuples)
+            stage_tuple_in_fours(table, scratch, tuple_in, plane, channels, conv->stride_w, scratch->stage[tuple % 2]);
+        if (tuple > 0 && table->segments > 1)
+            combine_staged(table, scratch->stage[(tuple - 1) % 2], scratch->table + (tuple - 1) * tuple_floats(table));
     }
 }
 
@@ -242,9 +277,9 @@ static void build_chunk(const sb_conv *conv, const table_plan *table, const tabl
 typedef struct {
     const table_plan *table;
     const void *sums;      /* the table itself */
-    const uint8_t *nibbles;
+    const uint8_t *codes;
     const uint16_t *list;  /* of filters */
-    int listed, quads;
+    int listed, tuples;
     float *maps;           /* [place in the list][register][lane] */
     bool first, last;      /* chunk, or span of them: maps hold nothing yet; integers become floats */
     int16_t *span;         /* where sums of 16 bits are kept from chunk to chunk, as the maps are laid out, */
@@ -263,12 +298,12 @@ ALWAYS_INLINE void look_up_floats_add(const look_up_job *job, size_t place, vflo
     *(vfloat *)map = sum + (job->first ? (vfloat){0} : *(const vfloat *)map);
 }
 
-/* +1, and -1 as far behind it as the bit TABLE_HALF of a nibble is worth in the offset of an entry. */
-static const float entry_factors[TABLE_HALF * LANES + 1] = {[0] = 1, [TABLE_HALF * LANES] = -1};
+/* +1, and -1 as far behind it as the highest bit of a code is worth in the offset of an entry, for every kind of tuple. */
+static const float entry_factors[32 * LANES + 1] = {[0] = 1, [8 * LANES] = -1, [16 * LANES] = -1, [32 * LANES] = -1};
 
-ALWAYS_INLINE vfloat look_up_floats_factor(uint64_t word) {
+ALWAYS_INLINE vfloat look_up_floats_factor(uint64_t word, const int entries) {
     const uint8_t *factors = (const uint8_t *)entry_factors;
-    return vsplat(*(const float *)(factors + (word & TABLE_HALF << ENTRY_SHIFT)));
+    return vsplat(*(const float *)(factors + (word & (unsigned)entries << ENTRY_SHIFT)));
 }
 
 ALWAYS_INLINE vfloat look_up_floats_plus(vfloat sum, vfloat factor, vfloat entry, const bool half) {
@@ -277,7 +312,8 @@ ALWAYS_INLINE vfloat look_up_floats_plus(vfloat sum, vfloat factor, vfloat entry
 
 #define vsum vfloat
 #define SUM_LANES LANES
-#define SUM_ENTRIES(registers) table_entries(false, LANES, registers)
+#define SUM_CHANNELS 6
+#define SUM_ENTRIES(registers, channels) table_entries(false, LANES, registers, channels)
 #define SUM_REGISTERS (LANES == 16 ? 16 : LANES == 8 ? 12 : 8)
 #define LOOK_UP(suffix) look_up_floats##suffix
 #include "table_look_up.h"
@@ -368,7 +404,7 @@ static void run_unit(const sb_conv *conv, const table_plan *table, table_scratch
         look_up_job job = {
             .table = table,
             .sums = scratch->table,
-            .nibbles = table->nibbles,
+            .codes = table->codes,
             .list = table->list + list[0],
             .listed = (int)(list[1] - list[0]),
             .maps = scratch->maps + (size_t)block * table->max_list * registers * LANES,
@@ -377,30 +413,15 @@ static void run_unit(const sb_conv *conv, const table_plan *table, table_scratch
         for (int chunk = 0; chunk < table->chunks; chunk++) {
             build_chunk(conv, table, scratch, group_in, chunk);
             END_STAGE(conv, build, &since);
-            job.quads = table_chunk_quads(table, chunk);
+            job.tuples = table_chunk_tuples(table, chunk);
             job.first = chunk == 0;
-            look_up_floats_all[table->vectors][registers](&job);
-            job.nibbles += (size_t)weight->filters * table->taps * table_tap_bytes(job.quads);
+            look_up_floats_all[table->channels][table->vectors][registers](&job);
+            job.codes += (size_t)weight->filters * table->taps * table_tap_bytes(job.tuples, table->channels);
             END_STAGE(conv, look_up, &since);
         }
     }
     merge_unit(conv, table, scratch, unit, out);
     END_STAGE(conv, merge, &since);
-}
-
-static double table_cost(const sb_conv *conv) {
-    table_plan table;
-    return table_lay_out(conv, LANES, &table) ? table.cost / CYCLES_PER_NANOSECOND : -1;
-}
-
-static size_t table_prepared_size_here(const sb_conv *conv) { return table_prepared_size(conv, LANES); }
-
-static void table_prepare_here(const sb_conv *conv, void *prepared) { table_prepare(conv, LANES, prepared); }
-
-static size_t table_scratch_size(const sb_conv *conv) {
-    table_plan table;
-    table_scratch scratch;
-    return table_lay_out(conv, LANES, &table) ? carve_table_scratch(conv, &table, NULL, &scratch) : 0;
 }
 
 static int32_t table_pieces(const sb_conv *conv) { return ((const table_plan *)conv->prepared)->units; }
@@ -419,7 +440,24 @@ static void table_run(const sb_conv *conv, const float *in, float *out, void *me
     apply_rest(conv, out);
 }
 
-static const sb_conv_kernel table_kernel = {
-    .name = "table", .cost = table_cost, .prepared_size = table_prepared_size_here, .prepare = table_prepare_here,
-    .scratch_size = table_scratch_size, .run = table_run, .pieces = table_pieces, .run_pieces = table_run_pieces,
-};
+/* A kernel for tuples of so many channels. */
+#define TABLE_KERNEL(kernel, name_of_it, channels) \
+    static double kernel##_cost(const sb_conv *conv) { \
+        table_plan table; \
+        return table_lay_out(conv, LANES, channels, &table) ? table.cost / CYCLES_PER_NANOSECOND : -1; \
+    } \
+    static size_t kernel##_prepared_size(const sb_conv *conv) { return table_prepared_size(conv, LANES, channels); } \
+    static void kernel##_prepare(const sb_conv *conv, void *prepared) { table_prepare(conv, LANES, channels, prepared); } \
+    static size_t kernel##_scratch_size(const sb_conv *conv) { \
+        table_plan table; \
+        table_scratch scratch; \
+        return table_lay_out(conv, LANES, channels, &table) ? carve_table_scratch(conv, &table, NULL, &scratch) : 0; \
+    } \
+    static const sb_conv_kernel kernel = { \
+        .name = name_of_it, .cost = kernel##_cost, .prepared_size = kernel##_prepared_size, .prepare = kernel##_prepare, \
+        .scratch_size = kernel##_scratch_size, .run = table_run, .pieces = table_pieces, .run_pieces = table_run_pieces, \
+    };
+TABLE_KERNEL(table_kernel, "table", TABLE_QUAD)
+TABLE_KERNEL(table_5_kernel, "table 5", 5)
+TABLE_KERNEL(table_6_kernel, "table 6", 6)
+#undef TABLE_KERNEL

@@ -1,4 +1,4 @@
-/* Planning for the table kernel: geometry of slots and tiles, cost, order of the taps, weights as nibbles. */
+/* Planning for the table kernel: geometry of slots and tiles, cost, order of the taps, weights as codes. */
 #include "table.h"
 
 #include <limits.h>
@@ -118,10 +118,10 @@ static bool sums_fit(const sb_conv *conv, int signs, int positive) {
     return conv->levels.is_signed ? signs <= most : positive <= most && signs - positive <= most;
 }
 
-/* Do the sums of chunks of TABLE_MAX_QUADS fit, given how many signs of each kind the filters have there? */
+/* Do the sums of chunks of TABLE_MAX_TUPLES fit, given how many signs of each kind the filters have there? */
 static bool whole_chunks_fit(const sb_conv *conv) {
     const sb_weight *weight = &conv->weight;
-    const int taps = weight->kernel_h * weight->kernel_w, bytes = weight->depth / 8, step = TABLE_MAX_QUADS * TABLE_QUAD / 8;
+    const int taps = weight->kernel_h * weight->kernel_w, bytes = weight->depth / 8, step = TABLE_MAX_TUPLES * TABLE_QUAD / 8;
     if (conv->levels.is_signed || weight->depth % 8 || (bytes > step && bytes % step))
         return false;
     for (int filter = 0; filter < weight->filters; filter++)
@@ -137,12 +137,12 @@ static bool whole_chunks_fit(const sb_conv *conv) {
     return true;
 }
 
-/* Quads whose sums over all taps are sure to fit; 0 where those of a single one may not. */
-static int most_quads(const sb_conv *conv) {
+/* Tuples whose sums over all taps are sure to fit; 0 where those of a single one may not. */
+static int most_tuples(const sb_conv *conv) {
     if (!has_levels(conv))
-        return TABLE_MAX_QUADS;
-    const int quads = most_levels(conv) / (TABLE_QUAD * conv->weight.kernel_h * conv->weight.kernel_w);
-    return quads > 1 ? smaller(TABLE_MAX_QUADS, quads / 2 * 2) : quads;
+        return TABLE_MAX_TUPLES;
+    const int tuples = most_levels(conv) / (TABLE_QUAD * conv->weight.kernel_h * conv->weight.kernel_w);
+    return tuples > 1 ? smaller(TABLE_MAX_TUPLES, tuples / 2 * 2) : tuples;
 }
 
 /* Bytes of the first-level cache, asked for once: in a virtual machine the answer takes long. */
@@ -163,35 +163,40 @@ static int first_level_cache(void) {
 /* What the table of a chunk may take. Sums of floats depend on their order, which should not depend on the machine. */
 static int cache_bytes(const sb_conv *conv) { return has_levels(conv) ? first_level_cache() * 5 / 6 : CACHE_LIMIT; }
 
-/* Chunks of equal size, as large as the cache allows. An odd number of quads would waste a nibble. */
+/* Chunks of equal size, as large as the cache allows. An odd number of quads would waste half a byte. */
 static void choose_chunks(const sb_conv *conv, table_plan *table) {
-    const int quad_bytes = table->table_vectors * table->entries * table->lanes * lane_bytes(conv);
-    const int cached = larger(2, cache_bytes(conv) / quad_bytes / 2 * 2);
-    table->quads = ceil_div(conv->weight.depth, TABLE_QUAD);
-    const bool whole = table->whole_chunks && cached >= TABLE_MAX_QUADS;
-    const int most = whole ? TABLE_MAX_QUADS : smaller(table->most_quads, cached);
-    table->chunks = ceil_div(table->quads, most);
-    table->chunk_quads = ceil_div(table->quads, table->chunks);
-    if (table->chunk_quads > 1)
-        table->chunk_quads += table->chunk_quads & 1;
-    table->chunks = ceil_div(table->quads, table->chunk_quads);
+    const int tuple_bytes = table->table_vectors * table->entries * table->lanes * lane_bytes(conv);
+    const int step = table->channels == TABLE_QUAD ? 2 : 1;
+    const int cached = smaller(TABLE_WORD_BITS / table->channels, larger(step, cache_bytes(conv) / tuple_bytes / step * step));
+    table->tuples = ceil_div(conv->weight.depth, table->channels);
+    const bool whole = table->whole_chunks && cached >= TABLE_MAX_TUPLES;
+    const int most = whole ? TABLE_MAX_TUPLES : smaller(table->most_tuples, cached);
+    table->chunks = ceil_div(table->tuples, most);
+    table->chunk_tuples = ceil_div(table->tuples, table->chunks);
+    if (table->chunk_tuples > 1)
+        table->chunk_tuples = ceil_div(table->chunk_tuples, step) * step;
+    table->chunks = ceil_div(table->tuples, table->chunk_tuples);
 }
 
 static int table_bytes(const sb_conv *conv, const table_plan *table) {
-    return table->chunk_quads * table->table_vectors * table->entries * table->lanes * lane_bytes(conv);
+    return table->chunk_tuples * table->table_vectors * table->entries * table->lanes * lane_bytes(conv);
 }
 
-/* Cycles, roughly, of a core with two loads and one store a cycle. */
+/* Cycles, roughly, of a core with two loads and one store a cycle. Wide tuples leave less of the first-level cache to the maps,
+ * which every chunk adds to, and to their own entries between two chunks. */
 static double estimate(const sb_conv *conv, const table_plan *table) {
     const int registers = table->rows * table->vectors, shifts = table->left + table->right;
     const int per_group = conv->weight.out / conv->groups;
+    const bool wide = table->channels > TABLE_QUAD;
     const bool fits = table_bytes(conv, table) <= CACHE_LIMIT; /* sums in the second level are far away */
-    const int loads = registers + (table->entries == TABLE_HALF); /* of a nibble: its factor too */
+    const int loads = registers + (table->entries < 1 << table->channels); /* of a code: its factor too */
     const double load_bound = loads * 0.5, decode_bound = (loads + 4.5) / 6;
     const double look_up = (load_bound > decode_bound ? load_bound : decode_bound) * (fits ? 1.3 : 1.8);
-    const double store = table->table_vectors * (table->entries * (fits ? 1.3 : 3.9) + 6.0);
-    const double build = table->quads * (store + 4.0 * table->segments);
-    const double filter = table->quads * table->taps * look_up + table->chunks * (registers * (1.5 + shifts) + 12);
+    const double entry = wide ? 1 + table->lanes / 10.0 : 1.3;
+    const double store = table->table_vectors * (table->entries * entry * (fits ? 1 : 3) + 6.0);
+    const double build = table->tuples * (store + 4.0 * table->segments);
+    const double chunk = registers * ((wide ? 6.5 : 1.5) + shifts) + 12;
+    const double filter = table->tuples * table->taps * look_up + table->chunks * chunk;
     double merge = per_group * (registers * (conv->weight.blocks + 2.0) * table->segments / 2 + 10);
     if (has_levels(conv)) { /* in floats, half as many a register; regions that lie side by side are merged together */
         const int together = table->unit_blocks == 1 ? table->unit_regions : 1, lanes = together * table->slot;
@@ -215,7 +220,7 @@ static bool try_layout(const sb_conv *conv, table_plan *table, int slot, int row
     table->segments = larger(1, table->lanes / slot);
     table->y_tiles = ceil_div(conv->out_height, rows);
     table->rows = ceil_div(conv->out_height, table->y_tiles);
-    table->entries = table_entries(has_levels(conv), table->lanes, table->rows * table->vectors);
+    table->entries = table_entries(has_levels(conv), table->lanes, table->rows * table->vectors, table->channels);
     if (!tile_columns(conv, table))
         return false;
     table->unit_regions = table->segments / greatest_common_divisor(table->segments, weight->blocks);
@@ -228,15 +233,17 @@ static bool try_layout(const sb_conv *conv, table_plan *table, int slot, int row
     return true;
 }
 
-bool table_lay_out(const sb_conv *conv, int lanes, table_plan *table) {
+bool table_lay_out(const sb_conv *conv, int lanes, int channels, table_plan *table) {
     const sb_weight *weight = &conv->weight;
     if ((weight->kind != SB_BINARY && weight->kind != SB_STACKED_BITS) || weight->binary_input ||
         weight->filters >= UINT16_MAX)
         return false;
     int best_slot = 0, best_rows = 0;
     double best = 0;
-    *table = (table_plan){.lanes = lanes, .taps = weight->kernel_h * weight->kernel_w, .most_quads = most_quads(conv)};
-    if (table->most_quads == 0)
+    *table = (table_plan){
+        .lanes = lanes, .taps = weight->kernel_h * weight->kernel_w, .channels = channels, .most_tuples = most_tuples(conv),
+    };
+    if (table->most_tuples == 0)
         return false;
     table->whole_chunks = has_levels(conv) && whole_chunks_fit(conv);
     for (int slot = 4; slot <= TABLE_MAX_VECTORS * lanes; slot *= 2)
@@ -318,68 +325,74 @@ static void plan_steps(const sb_conv *conv, table_plan *table) {
 
 /* ---------------------------------------------------------------------------------------------- weights */
 
-unsigned table_source_nibble(const uint8_t *bits, size_t bit, int channels) {
-    if (channels == TABLE_QUAD && bit % TABLE_QUAD == 0)
-        return bits[bit / 8] >> bit % 8 & 15;
-    unsigned nibble = 0;
-    for (int i = 0; i < channels; i++, bit++)
-        nibble |= (unsigned)(bits[bit / 8] >> bit % 8 & 1) << i;
-    return nibble;
+unsigned table_source_code(const uint8_t *bits, size_t bit, int channels) {
+    const size_t byte = bit / 8;
+    const int shift = (int)(bit % 8);
+    unsigned code = (unsigned)bits[byte] >> shift;
+    if (shift + channels > 8) /* nothing behind the last filter is read */
+        code |= (unsigned)bits[byte + 1] << (8 - shift);
+    return code & ((1u << channels) - 1);
 }
 
 /* The number of a sum in the table, with the bit that negates it where the table holds half of them. */
-static unsigned find_entry(const table_plan *table, unsigned nibble) {
-    return table->entries == TABLE_ENTRIES ? nibble : nibble & TABLE_HALF ? nibble ^ TABLE_HALF : ~nibble & 15;
+static unsigned find_entry(const table_plan *table, unsigned code) {
+    const unsigned all = (1u << table->channels) - 1, half = (unsigned)table->entries;
+    return half > all ? code : code & half ? code ^ half : ~code & all;
 }
 
 /* As many bits as are stored, up to rounding. */
-static size_t nibbles_size(const sb_conv *conv, const table_plan *table) {
+static size_t codes_size(const sb_conv *conv, const table_plan *table) {
     const size_t taps = (size_t)table->taps * conv->weight.filters;
     const int whole = table->chunks - 1;
-    const size_t bytes = taps * whole * table_tap_bytes(table->chunk_quads) +
-                         taps * table_tap_bytes(table_chunk_quads(table, whole));
+    const size_t bytes = taps * whole * table_tap_bytes(table->chunk_tuples, table->channels) +
+                         taps * table_tap_bytes(table_chunk_tuples(table, whole), table->channels);
     return bytes + sizeof(uint32_t); /* the kernel reads whole words */
 }
 
-static void pack_nibbles(const sb_conv *conv, table_plan *table) {
-    const int depth = conv->weight.depth;
-    uint8_t *out = table->nibbles;
+/* The codes of a tap in a chunk; `bit` is the first of its channels in the stored filters. */
+static void pack_tap(const sb_conv *conv, const table_plan *table, size_t bit, int first, int tuples, uint8_t *out) {
+    uint32_t word = 0;
+    for (int tuple = 0, channel = first; tuple < tuples; tuple++, channel += table->channels) {
+        const int channels = smaller(table->channels, conv->weight.depth - channel);
+        const unsigned code = table_source_code(conv->weight.bits, bit + (size_t)(tuple * table->channels), channels);
+        word |= (uint32_t)find_entry(table, code) << tuple * table->channels;
+    }
+    for (int i = 0; i < table_tap_bytes(tuples, table->channels); i++)
+        out[i] = (uint8_t)(word >> 8 * i);
+}
+
+static void pack_codes(const sb_conv *conv, table_plan *table) {
+    const size_t depth = (size_t)conv->weight.depth;
+    uint8_t *out = table->codes;
     for (int chunk = 0; chunk < table->chunks; chunk++) {
-        const int quads = table_chunk_quads(table, chunk);
+        const int tuples = table_chunk_tuples(table, chunk), first = chunk * table->chunk_tuples * table->channels;
         for (size_t filter = 0; filter < (size_t)conv->weight.filters; filter++)
-            for (int tap = 0; tap < table->taps; tap++, out += table_tap_bytes(quads)) {
-                const size_t first = (filter * table->taps + table->tap_source[tap]) * depth;
-                for (int quad = 0; quad < quads; quad++) {
-                    const int channel = (chunk * table->chunk_quads + quad) * TABLE_QUAD;
-                    const unsigned nibble =
-                        table_source_nibble(conv->weight.bits, first + channel, smaller(TABLE_QUAD, depth - channel));
-                    out[quad / 2] |= (uint8_t)(find_entry(table, nibble) << quad % 2 * 4);
-                }
-            }
+            for (int tap = 0; tap < table->taps; tap++, out += table_tap_bytes(tuples, table->channels))
+                pack_tap(conv, table, (filter * table->taps + table->tap_source[tap]) * depth + first, first, tuples, out);
     }
 }
 
 /* Counts the +1s of every filter in a chunk; returns where the next one begins. */
-static const uint8_t *count_positive(const sb_conv *conv, const table_plan *table, int quads, const uint8_t *nibbles) {
-    const int bytes = table->taps * table_tap_bytes(quads);
-    for (int filter = 0; filter < conv->weight.filters; filter++, nibbles += bytes) {
+static const uint8_t *count_positive(const sb_conv *conv, const table_plan *table, int tuples, const uint8_t *codes) {
+    const int bytes = table->taps * table_tap_bytes(tuples, table->channels);
+    for (int filter = 0; filter < conv->weight.filters; filter++, codes += bytes) {
         int positive = 0;
         for (int i = 0; i < bytes; i++)
-            positive += bits_set(nibbles[i]);
+            positive += bits_set(codes[i]);
         table->chunk_positive[filter] = (uint16_t)positive;
     }
-    return nibbles;
+    return codes;
 }
 
 /* Spans of chunks that are added up in 16 bits, as long as every filter allows. A chunk alone is sure to fit. */
 static void find_spans(const sb_conv *conv, table_plan *table) {
     const int filters = conv->weight.filters;
-    const uint8_t *nibbles = table->nibbles;
+    const uint8_t *codes = table->codes;
     int span_signs = 0;
     for (int chunk = 0; chunk < table->chunks; chunk++) {
-        const int quads = table_chunk_quads(table, chunk);
-        const int signs = table->taps * quads * TABLE_QUAD; /* channels that do not exist count as -1: never too few */
-        nibbles = count_positive(conv, table, quads, nibbles);
+        const int tuples = table_chunk_tuples(table, chunk);
+        const int signs = table->taps * tuples * TABLE_QUAD; /* channels that do not exist count as -1: never too few */
+        codes = count_positive(conv, table, tuples, codes);
         bool fits = chunk > 0;
         for (int filter = 0; filter < filters && fits; filter++)
             fits = sums_fit(conv, span_signs + signs, table->span_positive[filter] + table->chunk_positive[filter]);
@@ -444,25 +457,25 @@ static size_t place_arrays(const sb_conv *conv, table_plan *table, uint8_t *memo
     table->list = take(memory, &used, lists * table->max_list * sizeof *table->list);
     table->map_offset = take(memory, &used, (size_t)weight->out * weight->blocks * sizeof *table->map_offset);
     table->place = take(memory, &used, weight->filters * sizeof *table->place);
-    table->nibbles = take(memory, &used, nibbles_size(conv, table));
+    table->codes = take(memory, &used, codes_size(conv, table));
     table->span_ends = take(memory, &used, table->chunks * sizeof *table->span_ends);
     table->span_positive = take(memory, &used, weight->filters * sizeof *table->span_positive);
     table->chunk_positive = take(memory, &used, weight->filters * sizeof *table->chunk_positive);
     return used;
 }
 
-size_t table_prepared_size(const sb_conv *conv, int lanes) {
+size_t table_prepared_size(const sb_conv *conv, int lanes, int channels) {
     table_plan table;
-    return table_lay_out(conv, lanes, &table) ? place_arrays(conv, &table, NULL) : 0;
+    return table_lay_out(conv, lanes, channels, &table) ? place_arrays(conv, &table, NULL) : 0;
 }
 
-void table_prepare(const sb_conv *conv, int lanes, void *prepared) {
+void table_prepare(const sb_conv *conv, int lanes, int channels, void *prepared) {
     table_plan *table = prepared;
-    table_lay_out(conv, lanes, table);
+    table_lay_out(conv, lanes, channels, table);
     place_arrays(conv, table, prepared);
     lay_out_planes(conv, table, table->planes);
     plan_steps(conv, table);
-    pack_nibbles(conv, table);
+    pack_codes(conv, table);
     if (has_levels(conv))
         find_spans(conv, table);
     list_filters(conv, table);
