@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,10 @@ def test_reproduce_from_spec_to_table(
 
     # a second time there is nothing to do; a line that got lost comes back without training
     before = spec.ledger.read_bytes()
-    reproduce(small, "--epochs", "1", "--rows", "dense,taught")
+    capsys.readouterr()
+    reproduce(small, "--epochs", "1", "--rows", "dense,taught", "--json")
     assert spec.ledger.read_bytes() == before
+    assert [line["accuracy"] for line in json.loads(capsys.readouterr().out)] == [dense.accuracy, taught.accuracy]
     spec.ledger.write_bytes(before.split(b"\n")[0] + b"\n")
     model = next((small.parent / "runs" / "small").glob("taught*")) / "model.pt"
     trained = model.stat().st_mtime_ns

@@ -52,6 +52,8 @@ def test_config_round_trip(method: Method) -> None:
     assert from_config(config) == method
     assert hash(from_config(config)) == hash(method)
     assert eval(repr(method), {cls.__name__: cls for cls in METHODS.values()}) == method
+    with pytest.raises(ConfigError, match=f"method '{method.name}' has no estimatr; its options: "):
+        from_config({**config, "estimatr": "soft"})
 
 
 @every_method

@@ -180,6 +180,9 @@ def test_pack_then_verify_integers(run_folder: Path, tmp_path: Path) -> None:
     code, text = invoke("pack", str(run_folder), "-o", str(file), "--int8", "--images", "32")
     assert code == 0, text
     assert "2 of 4 layers compute in integers" in text
+    code, text = invoke("pack", str(run_folder), "-o", str(file), "--int8", "--images", "32", "--json")
+    described = json.loads(text)
+    assert (described["bytes"], described["layers"], described["integer_layers"]) == (file.stat().st_size, 4, 2)
     code, text = invoke("verify", str(file), str(run_folder), "--images")
     assert code == 0, text
     assert "levels abs" in text

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from subbit import zoo
+from subbit.cli.options import JsonOption
 from subbit.errors import ConfigError, InputError
 from subbit.records import Float32
 from subbit.runtime import Network, load
@@ -34,7 +35,7 @@ def command(
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Where the data set is.")] = None,
     images: Annotated[int, typer.Option("--images", min=1, help="Test images for the accuracy.")] = 1000,
     seconds: Annotated[float, typer.Option("--seconds", help="Time for each batch size and thread count.")] = 3.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare speed, size and accuracy with other runtimes.
 

@@ -32,7 +32,7 @@ def command(
     keep: options.KeepOption = None,
     classes: options.ClassesOption = 10,
     input_shape: options.InputOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show what every layer costs in bits and operations, and how the sums come about."""
     if (file is None) == (model is None):

@@ -37,6 +37,7 @@ SelectionOption = Annotated[
 ]
 ClassesOption = Annotated[int, typer.Option("--classes", min=1, help="Classes of the network.")]
 InputOption = Annotated[str | None, typer.Option("--input", help="Shape of one input without the batch, e.g. 3,32,32.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 KeepOption = Annotated[
     list[str] | None,
     typer.Option("--keep", help="Layers to leave as they are: a name, a glob or Conv1d, Conv2d, Linear. May repeat."),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from subbit.cli.options import JsonOption
 from subbit.errors import ConfigError
 
 STORAGES = ("f16", "f32")
@@ -23,6 +25,7 @@ def command(
     ] = None,
     images: Annotated[int, typer.Option("--images", min=1, help="Images for --calibrate.")] = 256,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Where the data set is.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a trained network as one small file that runs without PyTorch.
 
@@ -51,8 +54,12 @@ def command(
         calibrate=images_of(trained, "train", images, calibrate or "", data_dir) if int8 else None,
     )
     dense = inspect(trained.model, trained.shape).dense_bytes
+    layers = list(result.program.weighted())
+    integer = sum(op.levels is not None for op in layers)
+    if as_json:
+        counts = {"bytes": result.bytes, "dense_bytes": dense, "layers": len(layers), "integer_layers": integer}
+        typer.echo(json.dumps({"file": str(result.path), **counts}, indent=2))
+        return
     typer.echo(f"{result.path}: {result.bytes:,} bytes, {dense / result.bytes:.1f}× smaller than {dense:,} in fp32")
     if int8:
-        layers = list(result.program.weighted())
-        integer = sum(op.levels is not None for op in layers)
         typer.echo(f"{integer} of {len(layers)} layers compute in integers; subbit verify shows what that costs")

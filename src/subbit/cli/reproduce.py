@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +35,7 @@ def command(
     ] = None,
     list_specs: Annotated[bool, typer.Option("--list", help="List the specs and what is measured of them.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and run nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was measured of these rows as JSON.")] = False,
 ) -> None:
     """Run the rows of a table that are not measured yet, then print paper and ours side by side.
 
@@ -44,7 +47,7 @@ def command(
     from subbit.experiments.table import build_table, size
     from subbit.experiments.zoo import add_to_zoo
 
-    console = Console()
+    console = Console(stderr=as_json)
     if list_specs:
         _print_specs()
         return
@@ -58,7 +61,12 @@ def command(
             console.print(job.command, highlight=False, soft_wrap=True)
         elif entry := run_job(job, runs, data_dir=data_dir, console=console):
             console.print(f"{job.row.label}: {entry.accuracy:.2f} %, {size(entry.stored_bytes)}, {entry.seconds:.0f} s")
-    print_table(console, build_table(spec))
+    if as_json:
+        names = {row.name for row in chosen}
+        lines = [asdict(entry) for entry in ledger.read(spec.ledger).entries if entry.row in names]
+        typer.echo(json.dumps(lines, indent=1, default=str))
+    else:
+        print_table(console, build_table(spec))
     if zoo is not None and not dry_run:
         for job in all_jobs(spec, chosen, epochs=epochs, seeds=_numbers(seeds)):
             for card in add_to_zoo(job, runs, zoo, data_dir=data_dir):

@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 from subbit import zoo
+from subbit.cli.options import JsonOption
 from subbit.errors import ConfigError, InputError
 from subbit.records import Float32, Preprocessing
 from subbit.runtime import Network, load
@@ -19,7 +20,7 @@ def command(
     file: Annotated[Path, typer.Argument(help="A .sbit file, or a name of the zoo.")],
     pictures: Annotated[list[Path], typer.Argument(help="Pictures in any format that Pillow reads.")],
     top: Annotated[int, typer.Option(help="How many classes to print for each picture.", min=1)] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Classify pictures with a packed network, without PyTorch."""
     from subbit.runtime.pictures import read_picture

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from subbit.cli.options import DepthOption, FiltersOption, ScaleOption, SelectionOption
+from subbit.cli.options import DepthOption, FiltersOption, JsonOption, ScaleOption, SelectionOption
 from subbit.errors import ConfigError
 from subbit.train.settings import Options, Settings, parse_value, read_config
 
@@ -41,6 +41,7 @@ def command(
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML file with any of the settings; flags win over it.")
     ] = None,
+    as_json: JsonOption = False,
     **flags: Any,
 ) -> None:
     """Train a network. Values that are neither given nor in the config file come from the recipe.
@@ -55,8 +56,13 @@ def command(
     from subbit.train import fit
     from subbit.train.machine import rank
 
-    console = Console(quiet=settings.devices * settings.nodes > 1 and rank() > 0)
+    follows = settings.devices * settings.nodes > 1 and rank() > 0
+    console = Console(quiet=follows, stderr=as_json)
     result = fit(settings, out=out, resume=resume, console=console)
+    if as_json:
+        if not follows:
+            typer.echo(result.to_json())
+        return
     measured = f"test {result.test_accuracy:.2%}"
     if result.validation_accuracy is not None:
         measured += f", validation {result.validation_accuracy:.2%}"

@@ -10,6 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from subbit.cli.options import JsonOption
 from subbit.errors import ConfigError
 from subbit.tables import whole_console
 
@@ -29,7 +30,7 @@ def command(
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Where the data set is, for --images.")] = None,
     tolerance: Annotated[float, typer.Option("--tolerance", help="Allowed relative error.")] = 1e-4,
     seed: Annotated[int, typer.Option("--seed", help="Of the random inputs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare a packed network with its model, layer by layer; exit code 1 names the first layer that departs."""
     if not 0 < tolerance < 1:

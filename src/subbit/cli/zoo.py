@@ -11,12 +11,13 @@ from rich import box
 from rich.table import Table
 
 from subbit import zoo
+from subbit.cli.options import JsonOption
 from subbit.tables import whole_console
 
 
 def command(
     name: Annotated[str | None, typer.Argument(help="One network: show its card. Without it, list all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the trained networks that come with subbit, or show the card of one.
 

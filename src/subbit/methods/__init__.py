@@ -7,6 +7,7 @@ layer = method.layer(nn.Conv2d(16, 32, 3))      # what `subbit.compress` does to
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from subbit.errors import ConfigError
@@ -33,10 +34,11 @@ def from_config(config: Mapping[str, Any]) -> Method:
     name = options.pop("name", None)
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}: choose one of {', '.join(METHODS)}")
-    try:
-        return METHODS[name](**options)
-    except TypeError as error:  # an option that this method does not have
-        raise ConfigError(f"method {name!r}: {error}") from error
+    known = [field.name for field in fields(METHODS[name])]  # type: ignore[arg-type]  # every method is a dataclass
+    unknown = [str(key) for key in options if key not in known]
+    if unknown:
+        raise ConfigError(f"method {name!r} has no {', '.join(unknown)}; its options: {', '.join(known) or 'none'}")
+    return METHODS[name](**options)
 
 
 __all__ = [

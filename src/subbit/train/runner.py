@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,10 @@ class Result:
             raise TrainingError(f"{folder / RESULT_FILE} cannot be read: {error}") from error
 
     def write(self, folder: Path) -> None:
-        text = json.dumps({**asdict(self), "model": self.model.name}, indent=1)
-        checkpoint.write_bytes(folder / RESULT_FILE, text.encode())
+        checkpoint.write_bytes(folder / RESULT_FILE, replace(self, model=Path(self.model.name)).to_json().encode())
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "model": str(self.model)}, indent=1)
 
 
 def fit(
