@@ -46,12 +46,23 @@ static float *find_outputs(const run *r, sb_conv *conv, const sb_step *step, flo
     return step->floats ? out : NULL;
 }
 
-/* A layer on levels. On its own it rounds its input; otherwise the layer before it may have done so. */
-static void run_levels(const run *r, const sb_conv *conv, const sb_step *step, const float *in, float *out) {
+static void round_input(const run *r, const sb_step *step, const float *in) {
+    const sb_conv *conv = step->conv;
     const size_t count = (size_t)conv->channels * (size_t)conv->height * (size_t)conv->width;
-    int8_t *levels = slot_at(r, step->reads);
-    if (step->rounds || !r->fused) r->model->kernels.round(conv->levels, in, levels, count);
-    conv->kernel->run_levels(conv, levels, out, r->scratch + step->scratch);
+    r->model->kernels.round(conv->levels, in, slot_at(r, step->reads), count);
+}
+
+/* A layer on levels. On its own it rounds its input; otherwise the layer before it may have done so, or who offers its
+ * pieces. */
+static void run_levels(const run *r, const sb_conv *conv, const sb_step *step, const float *in, float *out) {
+    const int8_t *levels = slot_at(r, step->reads);
+    uint8_t *scratch = r->scratch + step->scratch;
+    if (r->piece != WHOLE) {
+        conv->kernel->run_level_pieces(conv, r->piece, r->piece + 1, levels, out, scratch);
+        return;
+    }
+    if (step->rounds || !r->fused) round_input(r, step, in);
+    conv->kernel->run_levels(conv, levels, out, scratch);
 }
 
 static void run_conv(const run *r, const sb_op *op, const sb_step *step, const float *in, float *out) {
@@ -64,12 +75,12 @@ static void run_conv(const run *r, const sb_op *op, const sb_step *step, const f
         conv.added = input_at(r, step->added);
     if (op->code == SB_OP_CONV || conv.width == 1) {
         out = find_outputs(r, &conv, step, out);
-        if (r->piece != WHOLE)
-            conv.kernel->run_pieces(&conv, r->piece, r->piece + 1, in, out, scratch);
-        else if (step->reads == SB_NO_SLOT)
-            conv.kernel->run(&conv, in, out, scratch);
-        else
+        if (step->reads != SB_NO_SLOT)
             run_levels(r, &conv, step, in, out);
+        else if (r->piece != WHOLE)
+            conv.kernel->run_pieces(&conv, r->piece, r->piece + 1, in, out, scratch);
+        else
+            conv.kernel->run(&conv, in, out, scratch);
         return;
     }
     /* a fully connected layer over rows: channels first, then back; the plan put the room behind the scratch */
@@ -99,13 +110,23 @@ static void concat(const run *r, const sb_op *op, const sb_shape *to, float *out
     }
 }
 
+/* A piece consists of whole planes. */
+static int32_t first_plane(const sb_step *step, int32_t piece) {
+    return (int32_t)((int64_t)step->pool.channels * piece / step->pieces);
+}
+
 static void run_pool(const run *r, const sb_step *step, const float *in, float *out) {
     const bool as_levels = r->fused && step->reads != SB_NO_SLOT;
+    const int32_t first = r->piece == WHOLE ? 0 : first_plane(step, r->piece);
+    sb_pool pool = step->pool;
+    if (r->piece != WHOLE) pool.channels = first_plane(step, r->piece + 1) - first;
+    const size_t from = (size_t)first * (size_t)pool.height * (size_t)pool.width;
+    const size_t to = (size_t)first * (size_t)pool.out_height * (size_t)pool.out_width;
     if (as_levels) {
         const int8_t lowest = (int8_t)sb_lowest_level(r->model->plan.slots[step->reads].levels);
-        r->model->kernels.pool_levels(&step->pool, lowest, slot_at(r, step->reads), slot_at(r, step->writes));
+        r->model->kernels.pool_levels(&pool, lowest, slot_at(r, step->reads) + from, slot_at(r, step->writes) + to);
     }
-    if (!as_levels || step->floats) r->model->kernels.pool(&step->pool, in, out);
+    if (!as_levels || step->floats) r->model->kernels.pool(&pool, in + from, out + to);
 }
 
 static void run_op(const run *r, int32_t number) {
@@ -185,11 +206,13 @@ void sb_lead(const sb_context *context, sb_crew *crew) {
     const sb_model *model = context->model;
     const run r = {model, context->arena, context->arena, true, NULL, WHOLE};
     for (int32_t i = 0; i < model->program.op_count; i++) {
-        const int32_t pieces = model->plan.steps[i].pieces;
+        const sb_step *step = &model->plan.steps[i];
+        const int32_t pieces = step->pieces;
         if (!pieces) {
             run_op(&r, i);
             continue;
         }
+        if (step->rounds) round_input(&r, step, input_at(&r, model->program.ops[i].inputs[0]));
         const uint64_t number = (atomic_load_explicit(&crew->offer, memory_order_relaxed) >> 32) + 1;
         crew->op = i;
         atomic_store_explicit(&crew->done, 0, memory_order_relaxed);

@@ -3,7 +3,8 @@
  * Memory: values are row-major without a batch, (channels, height, width). Every pointer to a value, to scratch and to
  * prepared weights is aligned to SB_ALIGNMENT, and its size is rounded up to a multiple of it: a kernel may read and
  * write the rest of the last SB_ALIGNMENT bytes of what it was given; nobody relies on what is there. `in`, `added`
- * and `out` of a convolution never overlap; the element-wise kernels work in place. Kernels allocate nothing.
+ * and `out` of a convolution never overlap; the element-wise kernels work in place. Kernels allocate nothing. A pool may
+ * be given some planes of a value alone: these are aligned to their elements, and nothing behind them is written.
  *
  * A row of another instruction set is one `sb_kernels` with NULL where the portable kernel should serve.
  */
@@ -113,9 +114,11 @@ typedef struct sb_conv_kernel {
      * with a `then` that is a limit. */
     void (*run_levels)(const sb_conv *conv, const int8_t *in, float *out, void *scratch);
     /* For several threads on one image, all of them with their own scratch: into how many pieces the output of a prepared
-     * convolution falls, and `run` for the pieces first .. last - 1. `then` is a limit. NULL: cannot. */
+     * convolution falls, and `run` or `run_levels` for the pieces first .. last - 1. `then` is a limit. NULL: cannot. */
     int32_t (*pieces)(const sb_conv *conv);
     void (*run_pieces)(const sb_conv *conv, int32_t first, int32_t last, const float *in, float *out, void *scratch);
+    void (*run_level_pieces)(const sb_conv *conv, int32_t first, int32_t last, const int8_t *in, float *out,
+                             void *scratch);
 } sb_conv_kernel;
 
 /* Max or average pooling of (channels, height, width). */

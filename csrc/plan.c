@@ -143,15 +143,24 @@ static uint64_t scratch_size(const planner *p, int32_t number) {
 
 /* A step that takes less is not worth the meetings of several threads. */
 enum { SHARED_NANOSECONDS = 20000 };
+enum { POOL_PIECE = 1 << 16 }; /* elements of the input of a piece, at least */
 
-/* Several threads may do the convolutions that take long, once it is known what these do besides. */
+static int32_t conv_pieces(const sb_conv *conv) {
+    if (!conv->kernel->pieces || !sb_is_limit(conv->then) || conv->kernel->cost(conv) < SHARED_NANOSECONDS) return 1;
+    return conv->kernel->pieces(conv);
+}
+
+static int32_t pool_pieces(const sb_pool *pool) {
+    const int64_t pieces = (int64_t)pool->channels * pool->height * pool->width / POOL_PIECE;
+    return pieces < pool->channels ? (int32_t)pieces : pool->channels;
+}
+
+/* Several threads may do the operations that take long, once it is known what these do besides. */
 static void share_step(planner *p, int32_t number) {
     sb_step *step = &p->plan->steps[number];
-    const sb_conv *conv = step->conv;
-    if (!conv || p->program->ops[number].code != SB_OP_CONV || !conv->kernel->pieces || !sb_is_limit(conv->then) ||
-        conv->kernel->cost(conv) < SHARED_NANOSECONDS)
-        return;
-    const int32_t pieces = conv->kernel->pieces(conv);
+    int32_t pieces = 1;
+    if (p->program->ops[number].code == SB_OP_CONV) pieces = conv_pieces(step->conv);
+    if (p->program->ops[number].code == SB_OP_POOL) pieces = pool_pieces(&step->pool);
     step->pieces = pieces > 1 ? pieces : 0;
     p->plan->shared_steps |= pieces > 1;
 }

@@ -183,7 +183,7 @@ typedef struct sb_step {
     bool fused;       /* an addition or activation that a convolution before it already did */
     int32_t writer;   /* the operation whose kernel computes its value: that convolution, or itself */
     int32_t added;    /* of a convolution: the value that the addition fused into it adds, or SB_NO_VALUE */
-    int32_t pieces;   /* of a convolution that several threads may do together; 0: one does it */
+    int32_t pieces;   /* of an operation that several threads may do together; 0: one does it */
     size_t scratch, scratch_size; /* offset in the arena, bytes */
     sb_conv *conv;    /* Conv, Linear */
     sb_pool pool;     /* Pool */

@@ -307,3 +307,23 @@ def large() -> r.Program:
         r.Conv(inputs=(6,), weight=stacked(96, 2, 48, 16, 3, 3), padding=SAME),
         r.Conv(inputs=(7,), weight=r.Dense(reals(24, 96, 3, 3)), padding=SAME),
     )
+
+
+def large_on_levels() -> r.Program:
+    """The same of layers on levels, the first of which has to round its input; pools of floats, of levels, of both."""
+    return program(
+        (32, 72, 64),
+        r.Conv(inputs=(0,), weight=stacked(32, 2, 16, 16, 3, 3), padding=SAME, levels=r.Levels(0.03, signed=True)),
+        r.Activation(inputs=(1,), function="relu"),
+        r.Pool(inputs=(2,), kind="max", kernel=(3, 3), stride=(1, 1), padding=(1, 1)),
+        r.Conv(inputs=(3,), weight=stacked(32, 2, 16, 16, 3, 3), padding=SAME, levels=r.Levels(0.3)),
+        r.Arithmetic(inputs=(3, 4), function="add"),
+        r.Activation(inputs=(5,), function="relu"),
+        r.Pool(inputs=(6,), kind="avg", kernel=(3, 3), stride=(2, 2)),
+        r.Pool(inputs=(6,), kind="max", kernel=(2, 2), stride=(1, 1)),
+        r.Conv(inputs=(8,), weight=stacked(64, 2, 32, 16, 3, 3), stride=(2, 2), padding=SAME, levels=r.Levels(3.0)),
+        r.Conv(inputs=(9,), weight=stacked(64, 2, 32, 16, 3, 3), groups=2, levels=r.Levels(40.0, signed=True)),
+        r.Reshape(inputs=(7,), shape=(-1,)),
+        r.Reshape(inputs=(10,), shape=(-1,)),
+        r.Concat(inputs=(11, 12), dim=0),
+    )

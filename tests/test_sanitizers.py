@@ -20,7 +20,7 @@ import pytest
 
 from subbit import records as r
 from subbit.format import encode
-from tests.core_cases import CASES, FUNCTIONS, everything, large, program
+from tests.core_cases import CASES, FUNCTIONS, everything, large, large_on_levels, program
 from tests.hostile import cases
 from tests.hostile.files import flips, sealed_flips, sealed_truncations, truncations
 from tests.hostile.networks import Networks
@@ -193,14 +193,18 @@ def test_every_section_cut_behind_the_checksum(checked: Path, tmp_path: Path) ->
 # --------------------------------------------------------------------------------------- threads and fuzz
 
 
-@pytest.mark.parametrize("make", [everything, large], ids=["images", "pieces of an image"])
-def test_one_model_in_many_threads(tmp_path: Path, make: Callable[[], r.Program]) -> None:
+@pytest.mark.parametrize(
+    ("make", "kernel", "rounds"),
+    [(everything, "", 3), (large, "", 1), (large_on_levels, "table", 1), (large_on_levels, "dot", 1)],
+    ids=["images", "pieces of an image", "pieces on levels by tables", "pieces on levels by dot products"],
+)
+def test_one_model_in_many_threads(tmp_path: Path, make: Callable[[], r.Program], kernel: str, rounds: int) -> None:
     if not links("gcc", "thread", tmp_path):
         pytest.skip("no gcc with ThreadSanitizer")
     threads = build("checked-threads", "gcc", "thread") / "threads"
     network = tmp_path / "net.sbit"
     network.write_bytes(encode(make()))
-    result = run(threads, network)
+    result = run(threads, network, str(rounds), kernel=kernel)
     assert result.returncode == 0, result.stderr[-6000:]
 
 

@@ -15,7 +15,9 @@ import subbit
 from subbit import records as r
 from subbit.errors import InputError
 from subbit.format import encode
-from tests.core_cases import everything, large
+from tests.core_cases import everything, large, large_on_levels
+from tests.test_kernels import ROWS
+from tests.test_levels import kernels_that_may_be_missing
 
 IMAGES = 23  # more than most teams have threads, and no multiple of their numbers
 
@@ -51,6 +53,24 @@ def test_one_image_over_several_threads(threads: int) -> None:
     for _ in range(5):
         assert np.array_equal(net(x[0], threads=threads), expected[0])
         assert np.array_equal(net(x, threads=threads), expected)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+@pytest.mark.parametrize("kernel", ["table", "dot"])
+@pytest.mark.parametrize("row", ROWS)
+def test_one_image_on_levels_over_several_threads(
+    row: str, kernel: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images take turns: a piece that nobody does would leave the numbers of the one before."""
+    if kernel in kernels_that_may_be_missing(row):
+        pytest.skip(f"no {kernel} kernel on {row} here")
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    net = subbit.load(encode(large_on_levels()), isa=row)
+    assert {operation.kernel for operation in net.operations} - {""} == {kernel}
+    x = np.random.default_rng(0).standard_normal((2, *net.input_shape), dtype=np.float32)
+    expected = net(x)
+    for turn in range(6):
+        assert np.array_equal(net(x[turn % 2], threads=threads), expected[turn % 2])
 
 
 def test_several_callers_at_once(net: subbit.Network, x: r.Float32) -> None:

@@ -400,37 +400,50 @@ static void merge_dot_unit(const sb_conv *conv, const dot_plan *plan, const dot_
 
 /* --------------------------------------------------------------------------------------------------- run */
 
-static void dot_run(const sb_conv *conv, const int8_t *in, float *out, void *memory) {
-    const dot_plan *plan = conv->prepared;
-    const int units = plan->x_units * plan->y_units;
+static void run_dot_unit(const sb_conv *conv, const dot_plan *plan, dot_scratch *scratch, int number, const int8_t *in,
+                         float *out) {
+    const int units = plan->x_units * plan->y_units, group = number / units;
+    const int y = number % plan->y_units * plan->rows, left = conv->out_height - y;
+    const dot_unit unit = {number % units / plan->y_units * plan->width, y, left < plan->rows ? left : plan->rows};
     const size_t group_size = (size_t)conv->weight.blocks * conv->weight.depth * conv->height * conv->width;
     uint64_t since = BEGIN_STAGE(conv);
+    if (!plan->by_rows)
+        list_copies(conv, plan, &unit, scratch);
+    for (int chunk = 0; chunk < plan->chunks; chunk++) {
+        stage_dot_chunk(conv, plan, &unit, scratch, in + group * group_size, chunk);
+        END_STAGE(conv, build, &since);
+        multiply_dot_chunk(plan, conv->weight.blocks, scratch, plan->banks > 1 ? group : 0, chunk);
+        END_STAGE(conv, look_up, &since);
+    }
+    merge_dot_unit(conv, plan, &unit, scratch, group, out);
+    END_STAGE(conv, merge, &since);
+}
+
+static int32_t dot_pieces(const sb_conv *conv) {
+    const dot_plan *plan = conv->prepared;
+    return plan->x_units * plan->y_units * conv->groups;
+}
+
+static void dot_run_pieces(const sb_conv *conv, int32_t first, int32_t last, const int8_t *in, float *out, void *memory) {
+    const dot_plan *plan = conv->prepared;
     dot_scratch scratch;
     carve_dot_scratch(conv, plan, memory, &scratch);
     if (plan->by_rows) /* the margins of all units */
         memset(scratch.staged, -sb_lowest_level(conv->levels),
                (size_t)conv->weight.blocks * plan->chunk_quads * plan->quad_words * sizeof *scratch.staged);
-    for (int number = 0; number < units * conv->groups; number++) {
-        const int group = number / units, y = number % plan->y_units * plan->rows, left = conv->out_height - y;
-        const dot_unit unit = {number % units / plan->y_units * plan->width, y, left < plan->rows ? left : plan->rows};
-        if (!plan->by_rows)
-            list_copies(conv, plan, &unit, &scratch);
-        for (int chunk = 0; chunk < plan->chunks; chunk++) {
-            stage_dot_chunk(conv, plan, &unit, &scratch, in + group * group_size, chunk);
-            END_STAGE(conv, build, &since);
-            multiply_dot_chunk(plan, conv->weight.blocks, &scratch, plan->banks > 1 ? group : 0, chunk);
-            END_STAGE(conv, look_up, &since);
-        }
-        merge_dot_unit(conv, plan, &unit, &scratch, group, out);
-        END_STAGE(conv, merge, &since);
-    }
+    for (int unit = first; unit < last; unit++)
+        run_dot_unit(conv, plan, &scratch, unit, in, out);
+}
+
+static void dot_run(const sb_conv *conv, const int8_t *in, float *out, void *memory) {
+    dot_run_pieces(conv, 0, dot_pieces(conv), in, out, memory);
     if (out)
         apply_rest(conv, out);
 }
 
 static const sb_conv_kernel dot_kernel = {
     .name = "dot", .cost = dot_cost, .prepared_size = dot_prepared_size, .prepare = dot_prepare,
-    .scratch_size = dot_scratch_size, .run_levels = dot_run,
+    .scratch_size = dot_scratch_size, .run_levels = dot_run, .pieces = dot_pieces, .run_level_pieces = dot_run_pieces,
 };
 
 #endif

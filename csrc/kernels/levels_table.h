@@ -466,12 +466,17 @@ static size_t level_table_scratch_size(const sb_conv *conv) {
     return table_lay_out(conv, SHORTS, TABLE_QUAD, &table) ? carve_level_scratch(conv, &table, NULL, &scratch) : 0;
 }
 
-static void level_table_run(const sb_conv *conv, const int8_t *in, float *out, void *memory) {
+static void level_table_run_pieces(const sb_conv *conv, int32_t first, int32_t last, const int8_t *in, float *out,
+                                   void *memory) {
     const table_plan *table = conv->prepared;
     level_scratch scratch;
     carve_level_scratch(conv, table, memory, &scratch);
-    for (int unit = 0; unit < table->units; unit++)
+    for (int unit = first; unit < last; unit++)
         run_level_unit(conv, table, &scratch, unit, in, out);
+}
+
+static void level_table_run(const sb_conv *conv, const int8_t *in, float *out, void *memory) {
+    level_table_run_pieces(conv, 0, table_pieces(conv), in, out, memory);
     if (out)
         apply_rest(conv, out);
 }
@@ -479,4 +484,5 @@ static void level_table_run(const sb_conv *conv, const int8_t *in, float *out, v
 static const sb_conv_kernel level_table_kernel = {
     .name = "table", .cost = level_table_cost, .prepared_size = level_table_prepared_size,
     .prepare = level_table_prepare, .scratch_size = level_table_scratch_size, .run_levels = level_table_run,
+    .pieces = table_pieces, .run_level_pieces = level_table_run_pieces,
 };

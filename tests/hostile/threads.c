@@ -1,6 +1,6 @@
 /* One model, many threads, each with a context of its own or with a team: built with ThreadSanitizer, and compared.
  *
- *     threads net.sbit
+ *     threads net.sbit ROUNDS
  */
 #include "subbit.h"
 
@@ -9,10 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { THREADS = 3, ROUNDS = 3, IMAGES = 5, LARGEST_FILE = 1 << 20 };
+enum { THREADS = 3, IMAGES = 5, LARGEST_FILE = 1 << 20 };
 
 typedef struct worker {
     const sb_model *model;
+    int rounds;
     const float *in;  /* IMAGES times the same image */
     size_t outputs;   /* of one image */
     float *out;       /* IMAGES times */
@@ -53,7 +54,7 @@ static int run_with_team(worker *own) {
 
 static void *work(void *user) {
     worker *own = user;
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < own->rounds; round++) {
         own->failed |= run_alone(own) || run_with_team(own) || !strlen(sb_features());
         for (size_t i = 1; i < IMAGES; i++)
             own->failed |= memcmp(own->out, own->out + i * own->outputs, sizeof(float) * own->outputs) != 0;
@@ -61,11 +62,11 @@ static void *work(void *user) {
     return NULL;
 }
 
-static int run_together(const sb_model *model, const float *in, size_t outputs, float *out) {
+static int run_together(const sb_model *model, int rounds, const float *in, size_t outputs, float *out) {
     pthread_t threads[THREADS];
     worker workers[THREADS];
     for (int i = 0; i < THREADS; i++) {
-        workers[i] = (worker){model, in, outputs, out + (size_t)i * IMAGES * outputs, 0};
+        workers[i] = (worker){model, rounds, in, outputs, out + (size_t)i * IMAGES * outputs, 0};
         if (pthread_create(&threads[i], NULL, work, &workers[i])) return 1;
     }
     int failed = 0;
@@ -78,8 +79,8 @@ static int run_together(const sb_model *model, const float *in, size_t outputs, 
 
 int main(int count, char **arguments) {
     static uint8_t bytes[LARGEST_FILE];
-    FILE *file = count == 2 ? fopen(arguments[1], "rb") : NULL;
-    if (!file) return fprintf(stderr, "usage: threads net.sbit\n"), 2;
+    FILE *file = count == 3 ? fopen(arguments[1], "rb") : NULL;
+    if (!file) return fprintf(stderr, "usage: threads net.sbit ROUNDS\n"), 2;
     const size_t size = fread(bytes, 1, sizeof bytes, file);
     fclose(file);
     sb_model *model;
@@ -91,7 +92,7 @@ int main(int count, char **arguments) {
     float *in = malloc(sizeof(float) * IMAGES * inputs), *out = calloc(THREADS * IMAGES * outputs, sizeof(float));
     if (!in || !out) return 1;
     for (size_t i = 0; i < IMAGES * inputs; i++) in[i] = (float)(i % inputs % 17) / 8 - 1;
-    const int failed = run_together(model, in, outputs, out);
+    const int failed = run_together(model, atoi(arguments[2]), in, outputs, out);
     if (failed) fprintf(stderr, "threads disagree, or one of them failed\n");
     sb_close(model);
     free(in);
