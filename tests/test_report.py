@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,6 +12,7 @@ import pytest
 from subbit.cli import main
 from subbit.errors import ConfigError
 from subbit.experiments import figures, ledger
+from subbit.experiments.ledger import Ledger
 from subbit.experiments.report import build_section, environments, render_html, replace_tables, write_report
 from subbit.experiments.spec import Spec, load_spec
 from subbit.experiments.table import Table, build_table, cells, markdown, notes
@@ -49,6 +51,18 @@ def measured(spec: Spec) -> Spec:
     ledger.append(spec.ledger, entry(spec, "slbf", seed=0, accuracy=98.50))
     ledger.append(spec.ledger, entry(spec, "slbf", seed=1, accuracy=98.70, curve=(94.0, 97.0, 98.7)))
     return spec
+
+
+def test_more_epochs_are_forecast_from_three_lengths(spec: Spec) -> None:
+    """The error is 8, 4 and 2 % after 1, 2 and 4 epochs: half for twice the epochs, so the spec's 8 would leave 1 %."""
+    spec = replace(spec, rows=tuple(replace(row, epochs=8) if row.name == "slbf" else row for row in spec.rows))
+    runs = [entry(spec, "slbf", epochs=epochs, accuracy=100 - 8 / epochs) for epochs in (4, 1, 2)]
+    said = notes(build_table(spec, Ledger(tuple(runs[:2]))))
+    assert "SLBF (1, 1/4) by epochs: 92.00 % after 1, 98.00 % after 4." in said
+    said = notes(build_table(spec, Ledger(tuple(runs))))
+    assert any(note.endswith("as a power of the epochs, 8 give 99.0 %.") for note in said)
+    done = entry(spec, "slbf", epochs=8, accuracy=98.9)
+    assert not any("goes on falling" in note for note in notes(build_table(spec, Ledger((*runs, done)))))
 
 
 def column(table: Table, header: str) -> list[str]:

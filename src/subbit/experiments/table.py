@@ -5,8 +5,9 @@ The same cells serve the terminal, Markdown, HTML and the README, so a number is
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from subbit.experiments import ledger
@@ -19,7 +20,7 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Measured:
-    """The runs of one row that are shown, one per seed: with the spec's epochs, else those with the most."""
+    """Runs of one row with equally many epochs, one per seed."""
 
     entries: tuple[Entry, ...]
     spec_epochs: int
@@ -59,8 +60,15 @@ class Measured:
 class TableRow:
     row: Row
     published: PublishedRow | None
-    measured: Measured | None
+    lengths: tuple[Measured, ...]  # the shortest training first
     outdated: int  # ledger lines of this row under another definition, which are not shown
+
+    @property
+    def measured(self) -> Measured | None:
+        """What is shown: the runs with the spec's epochs, else those with the most."""
+        exact = tuple(runs for runs in self.lengths if runs.epochs == self.row.epochs)
+        found = exact or self.lengths
+        return found[-1] if found else None
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ def build_table(spec: Spec, entries: Ledger | None = None) -> Table:
         TableRow(
             row=row,
             published=published.rows.get(row.published),
-            measured=_measured(row, book.entries),
+            lengths=_lengths(row, book.entries),
             outdated=sum(entry.row == row.name and entry.row_hash != row.hash for entry in book.entries),
         )
         for row in spec.rows
@@ -92,13 +100,14 @@ def build_table(spec: Spec, entries: Ledger | None = None) -> Table:
 
 
 def notes(table: Table) -> list[str]:
-    """What a reader of the table must know: shortened rows, more than one seed, old and damaged lines."""
+    """What a reader of the table must know: shortened rows, other lengths, several seeds, old and damaged lines."""
     found: list[str] = []
     other: dict[str, list[str]] = {}
     for row, measured in table.measured:
         if measured.epochs_note:
             other.setdefault(measured.epochs_note, []).append(row.row.label)
     found += [f"Run with {note}: {'; '.join(labels)}." for note, labels in other.items()]
+    found += [_lengths_note(row) for row in table.rows if len(row.lengths) > 1]
     if any(m.seeds > 1 for _, m in table.measured):
         found.append("± is the sample standard deviation over seeds; their number is in brackets.")
     found += [
@@ -203,13 +212,32 @@ def size(count: int) -> str:
     return f"{count / 1000:.1f} kB" if count < 1_000_000 else f"{count / 1_000_000:.2f} MB"
 
 
-def _measured(row: Row, entries: Iterable[Entry]) -> Measured | None:
-    valid = [entry for entry in entries if entry.row == row.name and entry.row_hash == row.hash]
-    if not valid:
+def forecast(lengths: Sequence[Measured], epochs: int) -> float | None:
+    """Accuracy after so many epochs, if the error goes on falling as a power of them; three lengths are needed."""
+    if len(lengths) < 3 or any(runs.accuracy >= 100 for runs in lengths):
         return None
-    epochs = max((entry.epochs for entry in valid), key=lambda count: (count == row.epochs, count))
-    shown = {entry.seed: entry for entry in valid if entry.epochs == epochs}  # the latest line of each seed
-    return Measured(tuple(shown[seed] for seed in sorted(shown)), row.epochs)
+    slope, intercept = statistics.linear_regression(
+        [math.log(runs.epochs) for runs in lengths], [math.log(100 - runs.accuracy) for runs in lengths]
+    )
+    return 100 - math.exp(intercept + slope * math.log(epochs))
+
+
+def _lengths(row: Row, entries: Iterable[Entry]) -> tuple[Measured, ...]:
+    by_epochs: dict[int, dict[int, Entry]] = {}
+    for entry in entries:
+        if entry.row == row.name and entry.row_hash == row.hash:
+            by_epochs.setdefault(entry.epochs, {})[entry.seed] = entry  # the latest line of each seed
+    runs = (tuple(by_epochs[epochs][seed] for seed in sorted(by_epochs[epochs])) for epochs in sorted(by_epochs))
+    return tuple(Measured(entries, row.epochs) for entries in runs)
+
+
+def _lengths_note(row: TableRow) -> str:
+    accuracies = ", ".join(f"{runs.accuracy:.2f} % after {runs.epochs}" for runs in row.lengths)
+    note = f"{row.row.label} by epochs: {accuracies}."
+    expected = forecast(row.lengths, row.row.epochs)
+    if expected is None or row.lengths[-1].epochs >= row.row.epochs:
+        return note
+    return f"{note} If the error goes on falling as a power of the epochs, {row.row.epochs} give {expected:.1f} %."
 
 
 def _published_ratio(row: PublishedRow | None) -> str:
