@@ -6,7 +6,8 @@
 
 A try is a line of settings over a common base (bench/recipe.toml). CIFAR-10 is scaled down to 24×24 and the network is
 half as wide, so that a try takes minutes; a tenth of the training images is held out, and the test images are not
-looked at. Results are kept in bench/results/recipe.jsonl.
+looked at. Results are kept in bench/results/recipe.jsonl. A try that learns from the network of another one names it
+(`teacher` or `init_from`); trained networks stay in runs/recipe.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import fnmatch
 import json
 import os
-import tempfile
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ HERE = Path(__file__).parent
 TRIES, RESULT = HERE / "recipe.toml", HERE / "results" / "recipe.jsonl"
 DOCUMENT = HERE.parent / "docs" / "training.md"
 PLOT = HERE.parent / "docs" / "images" / "recipe.svg"
+RUNS = HERE.parent / "runs" / "recipe"
 SIDE = 24  # pixels
 
 
@@ -61,6 +63,8 @@ def read_tries(path: Path = TRIES) -> list[Try]:
 
 
 def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    if "method" in changes:  # the base's options are those of its own
+        base = {key: value for key, value in base.items() if key not in ("f1", "f2", "method_options")}
     tables = {key: {**base.get(key, {}), **value} for key, value in changes.items() if isinstance(value, dict)}
     return {**base, **changes, **tables}
 
@@ -71,13 +75,14 @@ def read_results(path: Path = RESULT) -> list[dict[str, Any]]:
 
 
 def run(one: Try, data: DataSet) -> dict[str, Any]:
-    """Train as the try says, in a folder that is thrown away."""
-    with tempfile.TemporaryDirectory() as folder:
-        # What would be the test images is the held-out part here too: nothing else is looked at.
-        held_out = data.hold_out(one.settings.validation, one.settings.seed)
-        assert held_out.validation is not None
-        data = replace(held_out, test=held_out.validation, validation=None)
-        result = fit(one.settings.but(validation=0, test_each_epoch=True), out=Path(folder) / "run", data=data)
+    """Train as the try says, from the start."""
+    # What would be the test images is the held-out part here too: nothing else is looked at.
+    held_out = data.hold_out(one.settings.validation, one.settings.seed)
+    assert held_out.validation is not None
+    data = replace(held_out, test=held_out.validation, validation=None)
+    others = {key: str(RUNS / name) for key in ("teacher", "init_from") if (name := getattr(one.settings, key))}
+    shutil.rmtree(RUNS / one.name, ignore_errors=True)
+    result = fit(one.settings.but(validation=0, test_each_epoch=True, **others), out=RUNS / one.name, data=data)
     return {
         "name": one.name,
         "validation": round(100 * result.test_accuracy, 2),

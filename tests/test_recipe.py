@@ -37,7 +37,7 @@ def test_only_what_is_missing_is_run() -> None:
     ]
 
 
-def test_a_try_never_sees_the_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_try_never_sees_the_test_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = tiny.digits()
     held_out = data.hold_out(0.25, seed=0).validation
     assert held_out is not None
@@ -48,10 +48,12 @@ def test_a_try_never_sees_the_test_images(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("seen")
 
     monkeypatch.setattr(recipe, "fit", fit)
+    monkeypatch.setattr(recipe, "RUNS", tmp_path)
     with pytest.raises(RuntimeError, match="seen"):
-        recipe.run(recipe.Try("one", "", "", tiny.settings(validation=0.25)), data)
+        recipe.run(recipe.Try("one", "", "", tiny.settings(validation=0.25, teacher="dense")), data)
     ((settings, given),) = seen
     assert settings.validation == 0
+    assert settings.teacher == str(tmp_path / "dense")  # the network of the try of that name
     assert given.test.images.tolist() == held_out.images.tolist()  # type: ignore[attr-defined]
     assert len(given.train) + len(given.test) == 320  # type: ignore[attr-defined]
 
