@@ -154,7 +154,18 @@ def test_every_kernel_is_tried() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "csrc" / "kernels").glob("*.[ch]"))
     named = re.findall(r"static const sb_conv_kernel \w+ = \{\s*(?:\.name = )?\"([^\"]+)\"", sources)
     named += re.findall(r"^const sb_conv_kernel \w+ = \{\s*\.name = \"([^\"]+)\"", sources, re.MULTILINE)
+    named += re.findall(r"^TABLE_KERNEL\(\w+, \"([^\"]+)\"", sources, re.MULTILINE)
     assert set(named) == set(KERNELS)
+
+
+def test_gcc_takes_vector_kernels_with_sanitizers(tmp_path: Path) -> None:
+    """Also where clang builds all the rest: checks change what gcc makes of an annotated loop, and of its warnings."""
+    if not links("gcc", "undefined", tmp_path):
+        pytest.skip("no gcc with UBSan")
+    flags = ["-std=gnu11", "-O0", "-fsanitize=shift", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
+    source = ROOT / "csrc" / "kernels" / ("simd_neon.c" if os.uname().machine == "aarch64" else "simd_sse2.c")
+    result = run("gcc", *flags, f"-I{ROOT / 'csrc'}", "-c", source, "-o", tmp_path / "row.o")
+    assert result.returncode == 0, result.stderr[-4000:]
 
 
 # ------------------------------------------------------------------------------------------ hostile files

@@ -32,7 +32,7 @@
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define UNROLL _Pragma("GCC unroll 32")
+#define UNROLL _Pragma("GCC unroll 64")
 #endif
 
 /* Keeps the compiler from looking behind a computed pointer and folding it into the instructions that use it. */

@@ -73,7 +73,7 @@ typedef struct table_plan {
     int unit_regions, unit_blocks, units;
     int taps, steps_count, planes_count, table_vectors;
     int tuples, chunk_tuples, chunks;
-    int most_tuples;                    /* of a chunk, whatever the filters and the cache */
+    int most_tuples;                   /* of a chunk, whatever the filters and the cache */
     bool whole_chunks;                 /* chunks of TABLE_MAX_TUPLES are possible nevertheless: these filters allow it */
     int max_list;                      /* longest list of filters */
     double cost;                       /* estimated cycles */
@@ -86,7 +86,7 @@ typedef struct table_plan {
     uint32_t *list_begin;              /* from list_begin[g · unit_blocks + b] */
     uint32_t *map_offset;              /* (out, blocks): of the filter's map among those of its block, in floats */
     uint16_t *place;                   /* (filters): used while the lists are made */
-    uint8_t *codes;                  /* chunk, filter, tap, tuple */
+    uint8_t *codes;                    /* chunk, filter, tap, tuple */
     bool *span_ends;                   /* (chunks): sums of 16 bits might not hold the next chunk as well */
     uint16_t *span_positive, *chunk_positive; /* (filters): used while the spans are found */
 } table_plan;

@@ -137,12 +137,14 @@ ALWAYS_INLINE void find_sums(const vfloat *x, const int channels, vfloat *sums) 
     sums[0] = -x[0];
     sums[1] = x[0];
     UNROLL
-    for (int c = 1; c < channels; c++)
+    for (int c = 1; c < channels; c++) {
+        const int count = 1 << c;
         UNROLL
-        for (int i = 0; i < 1 << c; i++) {
-            sums[i + (1 << c)] = sums[i] + x[c];
+        for (int i = 0; i < count; i++) {
+            sums[i + count] = sums[i] + x[c];
             sums[i] = sums[i] - x[c];
         }
+    }
 }
 
 /* Those of a tuple for one vector of pixels. Half a table has the second half of them. */

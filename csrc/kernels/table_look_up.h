@@ -6,7 +6,7 @@
  *     SUM_REGISTERS    sums that are added up at once: enough of them that additions need not wait for each other
  *     LOOK_UP(suffix)  the names of what is defined here: LOOK_UP(_all) is the array of kernels. There before are
  *                      LOOK_UP(_factor), +1 or -1 as the lowest code of a word has it (bits count from ENTRY_SHIFT on),
- *                      with so many entries;
+ *                      with so many entries, which are half a table;
  *                      LOOK_UP(_plus), a sum and an entry, with half a table times the factor;
  *                      LOOK_UP(_shift), sums moved by the lanes of a step; LOOK_UP(_add), sums added to their
  *                      place in the maps */
@@ -18,6 +18,7 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
     const table_plan *table = job->table;
     const int tuples = job->tuples, tap_bytes = table_tap_bytes(tuples, channels);
     const int entries_count = SUM_ENTRIES(registers, channels), vector_bytes = entries_count * ENTRY_BYTES;
+    const bool half = entries_count < 1 << channels;
     const size_t tuple_bytes = (size_t)table->table_vectors * vector_bytes;
     const uint8_t *codes[TABLE_MAX_VECTORS];
     vsum sum[2 * TABLE_MAX_VECTORS], parked[2 * TABLE_MAX_VECTORS];
@@ -47,14 +48,13 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
                 UNROLL
                 for (int f = 0; f < filters; f++) {
                     const uint8_t *entry = entries + (word[f] & (entries_count - 1) << ENTRY_SHIFT);
-                    const vsum factor = LOOK_UP(_factor)(word[f], entries_count);
+                    const vsum factor = half ? LOOK_UP(_factor)(word[f], entries_count) : (vsum){0};
                     HIDE(entry); /* one address per code: base + index in every load would double the work of issue */
                     word[f] >>= channels;
                     UNROLL
                     for (int r = 0; r < registers; r++)
                         sum[f * registers + r] =
-                            LOOK_UP(_plus)(sum[f * registers + r], factor, *(const vsum *)(entry + r * vector_bytes),
-                                           entries_count < 1 << channels);
+                            LOOK_UP(_plus)(sum[f * registers + r], factor, *(const vsum *)(entry + r * vector_bytes), half);
                 }
         }
         for (int repeat = 0; repeat < step->repeats; repeat++) {

@@ -266,7 +266,7 @@ static int find_tap_vector(const sb_conv *conv, const table_plan *table, int row
             return plane->first + (position - plane->row) / rows.stride * table->vectors;
 }
 
-/* The lane selection for a shift by step->shift.lanes within slots. */
+/* The lane selection for a shift by step->lanes within slots. */
 static void select_lanes(const table_plan *table, table_step *step) {
     const int lanes = table->lanes, slot = smaller(table->slot, lanes);
     for (int lane = 0; lane < lanes; lane++) {
