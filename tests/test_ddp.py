@@ -7,6 +7,7 @@ flip one step earlier or later make the runs differ by chance, so whole epochs a
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -94,8 +95,9 @@ def test_killed_and_resumed(two_processes: Path, data: Path, tmp_path: Path) -> 
     kill_at_step(child.pid, out, 12)
     assert child.wait() == -signal.SIGKILL
     _end_group(child.pid)
-    resumed = subprocess.run(command(data, out, "--resume"), capture_output=True, text=True, timeout=300)
+    resumed = subprocess.run(command(data, out, "--resume", "--json"), capture_output=True, text=True, timeout=300)
     assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["model"] == str(out / "model.pt")  # said by one of the two
     assert_same_bits(two_processes, out)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,15 @@ def test_reproduce_from_spec_to_table(
     reproduce(small, "--epochs", "1", "--rows", "dense,taught", "--json")
     assert spec.ledger.read_bytes() == before
     assert [line["accuracy"] for line in json.loads(capsys.readouterr().out)] == [dense.accuracy, taught.accuracy]
+
+    # as JSON neither runs of another definition of a row nor damaged lines, which are named beside it
+    ledger.append(spec.ledger, replace(dense, row_hash="another", accuracy=1.0))
+    spec.ledger.write_bytes(spec.ledger.read_bytes() + b"{\n")
+    reproduce(small, "--epochs", "1", "--rows", "dense", "--json")
+    printed = capsys.readouterr()
+    assert [line["accuracy"] for line in json.loads(printed.out)] == [dense.accuracy]
+    assert "line 4 is damaged" in printed.err
+
     spec.ledger.write_bytes(before.split(b"\n")[0] + b"\n")
     model = next((small.parent / "runs" / "small").glob("taught*")) / "model.pt"
     trained = model.stat().st_mtime_ns
@@ -164,6 +174,9 @@ def test_the_list_names_every_spec(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     names = [path.stem for path in EXPERIMENTS.glob("*.toml") if path.stem != "published"]
     assert len(names) >= 11
     assert all(name in shown for name in names)
+    with pytest.raises(SystemExit):
+        main(["reproduce", "--list", "--json"])
+    assert {line["spec"] for line in json.loads(capsys.readouterr().out)} == set(names)
 
 
 @pytest.mark.parametrize(

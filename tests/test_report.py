@@ -61,6 +61,8 @@ def test_more_epochs_are_forecast_from_three_lengths(spec: Spec) -> None:
     assert "SLBF (1, 1/4) by epochs: 92.00 % after 1, 98.00 % after 4." in said
     said = notes(build_table(spec, Ledger(tuple(runs))))
     assert any(note.endswith("as a power of the epochs, 8 give 99.0 %.") for note in said)
+    worse = [replace(run, accuracy=90 - run.epochs) for run in runs]
+    assert not any("goes on falling" in note for note in notes(build_table(spec, Ledger(tuple(worse)))))
     done = entry(spec, "slbf", epochs=8, accuracy=98.9)
     assert not any("goes on falling" in note for note in notes(build_table(spec, Ledger((*runs, done)))))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import json
 import multiprocessing
 import os
 import resource
@@ -143,9 +144,11 @@ def test_killed_command_line(tmp_path: Path) -> None:
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     kill_at_step(child.pid, out, 13)
     assert child.wait() == -signal.SIGKILL
-    resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300)
+    resumed = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True, timeout=300)
     assert resumed.returncode == 0, resumed.stderr
-    assert "resumed behind step" in resumed.stdout
+    assert "resumed behind step" in resumed.stderr  # all that is no JSON
+    said, kept = json.loads(resumed.stdout), json.loads((out / "result.json").read_text())
+    assert said == {**kept, "model": str(out / kept["model"])}
     fit(tiny.settings(data_dir=str(data)), out=tmp_path / "whole")
     assert_same_bits(tmp_path / "whole", out)
 

@@ -35,7 +35,9 @@ def command(
     ] = None,
     list_specs: Annotated[bool, typer.Option("--list", help="List the specs and what is measured of them.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and run nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was measured of these rows as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was measured of these rows, or with --list the specs, as JSON.")
+    ] = False,
 ) -> None:
     """Run the rows of a table that are not measured yet, then print paper and ours side by side.
 
@@ -49,7 +51,7 @@ def command(
 
     console = Console(stderr=as_json)
     if list_specs:
-        _print_specs()
+        _print_specs(as_json)
         return
     if name is None:
         raise ConfigError("which table? give the name of a spec, such as mnist; --list shows all")
@@ -62,9 +64,12 @@ def command(
         elif entry := run_job(job, runs, data_dir=data_dir, console=console):
             console.print(f"{job.row.label}: {entry.accuracy:.2f} %, {size(entry.stored_bytes)}, {entry.seconds:.0f} s")
     if as_json:
-        names = {row.name for row in chosen}
-        lines = [asdict(entry) for entry in ledger.read(spec.ledger).entries if entry.row in names]
-        typer.echo(json.dumps(lines, indent=1, default=str))
+        hashes = {row.name: row.hash for row in chosen}  # a run of another definition is not one of this row
+        book = ledger.read(spec.ledger)
+        lines = [asdict(entry) for entry in book.entries if hashes.get(entry.row) == entry.row_hash]
+        typer.echo(json.dumps(lines, indent=1))
+        for message in book.damaged:
+            console.print(message, highlight=False, soft_wrap=True)
     else:
         print_table(console, build_table(spec))
     if zoo is not None and not dry_run:
@@ -88,16 +93,21 @@ def print_table(console: Console, table: Table) -> None:
         console.print(note, style="dim", highlight=False, soft_wrap=True)
 
 
-def _print_specs() -> None:
+def _print_specs(as_json: bool) -> None:
     from subbit.experiments.spec import all_specs, find_spec, load_spec
     from subbit.experiments.table import build_table
 
     paths = all_specs()
     if not paths:
         find_spec("mnist")  # raises, and says where specs are looked for
+    tables = [build_table(load_spec(path)) for path in paths]
+    if as_json:
+        keys = ("spec", "title", "rows", "measured")
+        values = [(table.spec.name, table.spec.title, len(table.rows), len(table.measured)) for table in tables]
+        typer.echo(json.dumps([dict(zip(keys, one, strict=True)) for one in values], indent=1))
+        return
     shown = RichTable("spec", "what", "in the paper", "rows measured")
-    for path in paths:
-        table = build_table(load_spec(path))
+    for table in tables:
         shown.add_row(
             table.spec.name,
             table.spec.title,

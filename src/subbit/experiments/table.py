@@ -213,13 +213,13 @@ def size(count: int) -> str:
 
 
 def forecast(lengths: Sequence[Measured], epochs: int) -> float | None:
-    """Accuracy after so many epochs, if the error goes on falling as a power of them; three lengths are needed."""
+    """Accuracy after so many epochs, if the error goes on falling as a power of them; three lengths must show that."""
     if len(lengths) < 3 or any(runs.accuracy >= 100 for runs in lengths):
         return None
     slope, intercept = statistics.linear_regression(
         [math.log(runs.epochs) for runs in lengths], [math.log(100 - runs.accuracy) for runs in lengths]
     )
-    return 100 - math.exp(intercept + slope * math.log(epochs))
+    return 100 - math.exp(intercept + slope * math.log(epochs)) if slope < 0 else None
 
 
 def _lengths(row: Row, entries: Iterable[Entry]) -> tuple[Measured, ...]:
