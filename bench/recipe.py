@@ -117,35 +117,40 @@ def chosen(tries: Sequence[Try], patterns: Iterable[str], results: Sequence[dict
 # ------------------------------------------------------------------------------------------- table and plot
 
 
+def _grouped(results: Sequence[dict[str, Any]], tries: Sequence[Try]) -> list[tuple[Try, dict[str, Any]]]:
+    """The tries that have a result, those of a group side by side, whenever they were run."""
+    by_name = {line["name"]: line for line in results}
+    groups = list(dict.fromkeys(one.group for one in tries))
+    ordered = sorted(tries, key=lambda one: groups.index(one.group))
+    return [(one, by_name[one.name]) for one in ordered if one.name in by_name]
+
+
 def table(results: Sequence[dict[str, Any]], tries: Sequence[Try]) -> str:
     """What was tried, group by group, with the accuracy on held-out images."""
-    by_name = {line["name"]: line for line in results}
     lines = ["| | what | held-out accuracy | seconds |", "|---|---|---:|---:|"]
     group = ""
-    for one in tries:
-        if (line := by_name.get(one.name)) is not None:
-            shown = "" if one.group == group else one.group
-            group = one.group
-            lines.append(f"| {shown} | {one.about} | {line['validation']:.1f} | {line['seconds']:.0f} |")
+    for one, line in _grouped(results, tries):
+        shown = "" if one.group == group else one.group
+        group = one.group
+        lines.append(f"| {shown} | {one.about} | {line['validation']:.1f} | {line['seconds']:.0f} |")
     return "\n".join(lines) + "\n"
 
 
 def plot(results: Sequence[dict[str, Any]], tries: Sequence[Try]) -> str:
     """One bar per try, groups in colours, as SVG."""
-    by_name = {line["name"]: line for line in results}
-    shown = [one for one in tries if one.name in by_name]
-    groups = list(dict.fromkeys(one.group for one in shown))
+    shown = _grouped(results, tries)
+    groups = list(dict.fromkeys(one.group for one, _ in shown))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 0.6 + 0.24 * len(shown)), layout="constrained")
         axes: Any = figure.add_subplot()
-        for place, one in enumerate(shown):
-            value = by_name[one.name]["validation"]
+        for place, (one, line) in enumerate(shown):
+            value = line["validation"]
             color = PALETTE[groups.index(one.group) % len(PALETTE)]
             axes.barh(place, value, color=color, height=0.7)
             axes.text(value, place, f" {value:.1f}", va="center", fontsize=8)
-        axes.set_yticks(range(len(shown)), [one.about for one in shown], fontsize=8)
+        axes.set_yticks(range(len(shown)), [one.about for one, _ in shown], fontsize=8)
         axes.invert_yaxis()
-        lowest = min(by_name[one.name]["validation"] for one in shown)
+        lowest = min(line["validation"] for _, line in shown)
         axes.set_xlim(left=max(0, lowest - 5))
         axes.set_xlabel("accuracy on held-out training images, %")
         return as_svg(figure)
