@@ -406,6 +406,14 @@ def test_a_network_measured_anew_takes_the_place_of_the_old_one() -> None:
         ("vgg16-bwn", 2, "1"),
         ("resnet18-224", 3, "2"),
     ]
+    loud, quiet, louder = (
+        {"name": "vgg16-bwn", "settings": [{"contestants": {"one": {"seconds": {"median": seconds}}}}]}
+        for seconds in (2.0, 1.0, 3.0)
+    )
+    kept = merged(merged(merged(None, loud, here), quiet, here, quieter=True), louder, here, quieter=True)
+    assert [case["settings"] for case in kept["cases"]] == [quiet["settings"]]
+    kept = merged(kept, louder, here | {"commit": "2"}, quieter=True)
+    assert [case["settings"] for case in kept["cases"]] == [louder["settings"]]
     elsewhere = merged(again, {"name": "vgg16-bwn", "bytes": 4}, here | {"cpu": "b"})
     assert [(case["name"], case["bytes"]) for case in elsewhere["cases"]] == [("vgg16-bwn", 4)]
 
