@@ -14,9 +14,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", help="names of the set; all of them by default")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each network and batch size")
     parser.add_argument("--quick", action="store_true", help="a second each; keeps nothing")
-    parser.add_argument(
-        "--quieter", action="store_true", help="keep an earlier run of this commit where it was quieter"
-    )
+    parser.add_argument("--quieter", action="store_true", help="keep an earlier run of this commit that was quieter")
     parser.add_argument("--tables", action="store_true", help="measure nothing: tables and plot from the kept results")
     arguments = parser.parse_args()
     known = [case.name for case in inference.standard_set()]

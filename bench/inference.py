@@ -249,7 +249,7 @@ def merged(
 
 def busy(case: dict[str, Any]) -> float:
     """Seconds that one call of every contestant takes at batch 1: grows with whatever else the machine does."""
-    return sum(one["seconds"]["median"] for one in case["settings"][0]["contestants"].values())
+    return sum(float(one["seconds"]["median"]) for one in case["settings"][0]["contestants"].values())
 
 
 def this_machine() -> dict[str, Any]:
