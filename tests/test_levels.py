@@ -78,14 +78,17 @@ WIDE = {
     "one_row_of_pixels_in_chunks": Case(1028, (1, 40), 7, kernel=(1, 9), padding=(0, 0, 4, 4), filters=3),
     "units_of_rows": Case(48, (50, 32), 9, blocks=3, filters=13),
     "filters_of_one_block_only": Case(32, (10, 12), 9, blocks=2, filters=40),
+    "chunks_of_blocks_that_share_registers": Case(3600, (4, 4), 6, blocks=3, filters=5),
+    "an_odd_number_of_rows_with_odd_padding": Case(12, (10, 20), 5, kernel=(3, 2), padding=(0, 3, 1, 0), blocks=2),
+    "columns_apart": Case(8, (6, 33), 6, padding=(2, 0, 1, 2), dilation=(1, 2), groups=2),
 }
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "lanes", "dot", "dot lanes", "portable"])
+@pytest.mark.parametrize("kernel", ["table", "lanes", "dot", "dot rows", "dot lanes", "portable"])
 def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
-    cases = CASES | WIDE if kernel == "dot" else CASES
+    cases = CASES | WIDE if kernel in ("dot", "dot rows") else CASES
     used = {check_exactly(with_levels(case, "stacked", LEVELS["unsigned"]), row) for case in cases.values()}
     assert kernel in used or kernel in kernels_that_may_be_missing(row)
 
@@ -93,10 +96,10 @@ def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.
 def kernels_that_may_be_missing(row: str) -> tuple[str, ...]:
     """Kernels that no convolution can use on this row, or on this machine."""
     has_dot = row == "avx512" and "avx512vnni" in features().split()
-    return (() if has_dot else ("dot", "dot lanes")) + (("lanes",) if row in ("sse2", "neon") else ())
+    return (() if has_dot else ("dot", "dot rows", "dot lanes")) + (("lanes",) if row in ("sse2", "neon") else ())
 
 
-@pytest.mark.parametrize("kernel", ["dot", "dot lanes"])
+@pytest.mark.parametrize("kernel", ["dot", "dot rows", "dot lanes"])
 @pytest.mark.parametrize("kind", ["binary", "stacked"])
 @pytest.mark.parametrize("sign", LEVELS)
 def test_dot_products_of_every_kind(
@@ -114,7 +117,7 @@ def test_a_kernel_can_be_left_out(row: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SUBBIT_KERNEL", "-dot")
     names = ("stride2", "one_by_one_stride2", "blocks_share_registers")
     used = {check_exactly(with_levels(CASES[name], "stacked", LEVELS["signed"]), row) for name in names}
-    assert used <= {"table", "lanes", "dot lanes"}
+    assert used <= {"table", "lanes", "dot rows", "dot lanes"}
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
@@ -128,6 +131,19 @@ def test_the_largest_sums_do_not_overflow(positive: bool, levels: Levels, row: s
     for number in (1e9, -1e9):
         x = np.full((1, 80, 9, 17), number, np.float32)
         check_exactly(Program((80, 9, 17), (conv,)), row, x)
+
+
+@pytest.mark.parametrize("levels", [Levels(1.0), Levels(1.0, signed=True)], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_differences_of_rows_fit_bytes(period: int, levels: Levels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows at one end of the range beside rows at the other: `dot rows` takes sums and differences of them."""
+    x = np.full((1, 16, 9, 17), 1e9, np.float32)
+    x[:, :, np.arange(9) // period % 2 == 1] = -1e9
+    weight = r.Binary(np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (9, 16, 3, 3)))
+    conv = r.Conv(inputs=(0,), weight=weight, padding=(1, 1, 1, 1), levels=levels)
+    monkeypatch.setenv("SUBBIT_KERNEL", "dot rows")
+    used = check_exactly(Program((16, 9, 17), (conv,)), ROWS[-1], x)
+    assert used == "dot rows" or "dot rows" in kernels_that_may_be_missing(ROWS[-1])
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
@@ -169,7 +185,7 @@ def test_more_filters_than_16_bits_can_number(row: str) -> None:
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
-@pytest.mark.parametrize("kernel", ["", "dot", "dot lanes", "table"])
+@pytest.mark.parametrize("kernel", ["", "dot", "dot rows", "dot lanes", "table"])
 @pytest.mark.parametrize("name", [name for name in CORE_CASES if name.startswith("levels")])
 def test_whole_networks(name: str, kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains, residual blocks, pools, two kinds of levels: between layers the levels alone are kept in a normal run."""
@@ -232,7 +248,7 @@ def test_any_convolution(row: str, data: st.DataObject) -> None:
     kind: Literal["binary", "stacked"] = "stacked" if data.draw(st.booleans()) else "binary"
     program = with_levels(case, kind, LEVELS["signed" if data.draw(st.booleans()) else "unsigned"])
     with mock.patch.dict(
-        os.environ, SUBBIT_KERNEL=data.draw(st.sampled_from(["", "dot", "dot lanes", "lanes", "table"]))
+        os.environ, SUBBIT_KERNEL=data.draw(st.sampled_from(["", "dot", "dot rows", "dot lanes", "lanes", "table"]))
     ):
         check_exactly(program, row)
 

@@ -125,6 +125,7 @@ KERNELS = (
     "direct",
     "dot",
     "dot lanes",
+    "dot rows",
     "fma",
     "lanes",
     "linear",

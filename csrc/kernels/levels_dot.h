@@ -203,7 +203,7 @@ ALWAYS_INLINE void copy_words(const dot_scratch *scratch, const int stride, vwor
 }
 
 /* Registers reach over the ends of copies: what comes behind is written later. */
-static NEVER_INLINE void stage_dot_quad(const dot_scratch *scratch, int stride, vword padding, uint32_t *staged) {
+static NEVER_INLINE void copy_dot_quad(const dot_scratch *scratch, int stride, vword padding, uint32_t *staged) {
     if (stride == 1)
         copy_words(scratch, 1, padding, staged);
     else if (stride == 2)
@@ -212,24 +212,30 @@ static NEVER_INLINE void stage_dot_quad(const dot_scratch *scratch, int stride, 
         copy_words(scratch, stride, padding, staged);
 }
 
+/* One quad of one input block, `raise` higher, padding too. */
+static void stage_dot_quad(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const dot_scratch *scratch,
+                           const int8_t *in, int block, int quad, vbyte raise, uint32_t *staged) {
+    const size_t channel = (size_t)block * conv->weight.depth + (size_t)quad * 4;
+    const int channels = quad_channels(conv, quad);
+    in += channel * conv->height * conv->width;
+    if (plan->by_rows) {
+        for (int p = 0; p < plan->planes_count; p++)
+            stage_dot_plane(conv, plan, unit, &plan->planes[p], in, channels, raise,
+                            staged + plan->planes[p].first * plan->row_words);
+    } else {
+        interleave_unit(conv, plan, unit, in, channels, raise, scratch->interleaved);
+        copy_dot_quad(scratch, conv->stride_w, (vword)raise, staged);
+    }
+}
+
 static void stage_dot_chunk(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const dot_scratch *scratch,
                             const int8_t *in, int chunk) {
-    const size_t size = (size_t)conv->height * conv->width;
     const int first = chunk * plan->chunk_quads, quads = dot_chunk_steps(plan, chunk) / plan->taps;
     const vbyte raise = (vbyte){0} - (int8_t)sb_lowest_level(conv->levels);
     for (int block = 0; block < conv->weight.blocks; block++)
-        for (int quad = 0; quad < quads; quad++) {
-            const int8_t *from = in + ((size_t)block * conv->weight.depth + (size_t)(first + quad) * 4) * size;
-            const int channels = quad_channels(conv, first + quad);
-            uint32_t *staged = scratch->staged + ((size_t)block * plan->chunk_quads + quad) * plan->quad_words;
-            for (int p = 0; plan->by_rows && p < plan->planes_count; p++)
-                stage_dot_plane(conv, plan, unit, &plan->planes[p], from, channels, raise,
-                                staged + plan->planes[p].first * plan->row_words);
-            if (plan->by_rows)
-                continue;
-            interleave_unit(conv, plan, unit, from, channels, raise, scratch->interleaved);
-            stage_dot_quad(scratch, conv->stride_w, (vword)raise, staged);
-        }
+        for (int quad = 0; quad < quads; quad++)
+            stage_dot_quad(conv, plan, unit, scratch, in, block, first + quad, raise,
+                           scratch->staged + ((size_t)block * plan->chunk_quads + quad) * plan->quad_words);
 }
 
 /* --------------------------------------------------------------------------------------------- multiply */
@@ -266,25 +272,15 @@ ALWAYS_INLINE vword add_products(vword sum, vword levels, vword signs) {
     return sum;
 }
 
-/* Sums of a batch of filters at `columns` registers of pixels, a constant of the caller. */
-ALWAYS_INLINE void dot_tile(const dot_job *job, const int columns) {
-    vword sum[DOT_FILTERS * DOT_COLUMNS], x[2 * DOT_COLUMNS];
-    const uint8_t *nibbles = job->nibbles;
-    const int32_t *offset = job->offset;
-    UNROLL
-    for (int f = 0; f < DOT_FILTERS; f++)
+/* Adds the products of a batch of filters of signs to its sums at `columns` registers of pixels, a constant of the caller. */
+ALWAYS_INLINE void add_signed(vword *sum, const uint8_t *const *at, const int32_t *offset, int steps, const uint8_t *nibbles,
+                              const int columns) {
+    vword x[2 * DOT_COLUMNS];
+    for (int step = 0; step + 2 <= steps; step += 2, nibbles += DOT_FILTERS) {
         UNROLL
         for (int c = 0; c < columns; c++) {
-            if (job->first)
-                sum[f * columns + c] = (vword){0} + job->start[f];
-            else
-                sum[f * columns + c] = *(const vword *)(job->map[c] + f * job->map_floats);
-        }
-    for (int step = 0; step + 2 <= job->steps; step += 2, nibbles += DOT_FILTERS) {
-        UNROLL
-        for (int c = 0; c < columns; c++) {
-            x[c] = *(const vword_u *)(job->x[c] + offset[step]);
-            x[columns + c] = *(const vword_u *)(job->x[c] + offset[step + 1]);
+            x[c] = *(const vword_u *)(at[c] + offset[step]);
+            x[columns + c] = *(const vword_u *)(at[c] + offset[step + 1]);
         }
         UNROLL
         for (int f = 0; f < DOT_FILTERS; f++) {
@@ -295,14 +291,28 @@ ALWAYS_INLINE void dot_tile(const dot_job *job, const int columns) {
                     add_products(sum[f * columns + i % columns], x[i], (vword){0} + (int32_t)signs[i / columns]);
         }
     }
-    if (job->steps % 2) {
+    if (steps % 2) {
         UNROLL
         for (int c = 0; c < columns; c++)
-            x[c] = *(const vword_u *)(job->x[c] + offset[job->steps - 1]);
+            x[c] = *(const vword_u *)(at[c] + offset[steps - 1]);
         UNROLL
         for (int i = 0; i < DOT_FILTERS * columns; i++)
             sum[i] = add_products(sum[i], x[i % columns], (vword){0} + (int32_t)dot_signs[nibbles[i / columns]][0]);
     }
+}
+
+ALWAYS_INLINE void dot_tile(const dot_job *job, const int columns) {
+    vword sum[DOT_FILTERS * DOT_COLUMNS];
+    UNROLL
+    for (int f = 0; f < DOT_FILTERS; f++)
+        UNROLL
+        for (int c = 0; c < columns; c++) {
+            if (job->first)
+                sum[f * columns + c] = (vword){0} + job->start[f];
+            else
+                sum[f * columns + c] = *(const vword *)(job->map[c] + f * job->map_floats);
+        }
+    add_signed(sum, job->x, job->offset, job->steps, job->nibbles, columns);
     UNROLL
     for (int f = 0; f < DOT_FILTERS; f++)
         UNROLL
@@ -400,17 +410,25 @@ static void merge_dot_unit(const sb_conv *conv, const dot_plan *plan, const dot_
 
 /* --------------------------------------------------------------------------------------------------- run */
 
+static dot_unit find_dot_unit(const sb_conv *conv, const dot_plan *plan, int number) {
+    const int y = number % plan->y_units * plan->rows, left = conv->out_height - y;
+    const int x_unit = number % (plan->x_units * plan->y_units) / plan->y_units;
+    return (dot_unit){x_unit * plan->width, y, left < plan->rows ? left : plan->rows};
+}
+
+static const int8_t *input_of_group(const sb_conv *conv, const int8_t *in, int group) {
+    return in + (size_t)group * conv->weight.blocks * conv->weight.depth * conv->height * conv->width;
+}
+
 static void run_dot_unit(const sb_conv *conv, const dot_plan *plan, dot_scratch *scratch, int number, const int8_t *in,
                          float *out) {
-    const int units = plan->x_units * plan->y_units, group = number / units;
-    const int y = number % plan->y_units * plan->rows, left = conv->out_height - y;
-    const dot_unit unit = {number % units / plan->y_units * plan->width, y, left < plan->rows ? left : plan->rows};
-    const size_t group_size = (size_t)conv->weight.blocks * conv->weight.depth * conv->height * conv->width;
+    const int group = number / (plan->x_units * plan->y_units);
+    const dot_unit unit = find_dot_unit(conv, plan, number);
     uint64_t since = BEGIN_STAGE(conv);
     if (!plan->by_rows)
         list_copies(conv, plan, &unit, scratch);
     for (int chunk = 0; chunk < plan->chunks; chunk++) {
-        stage_dot_chunk(conv, plan, &unit, scratch, in + group * group_size, chunk);
+        stage_dot_chunk(conv, plan, &unit, scratch, input_of_group(conv, in, group), chunk);
         END_STAGE(conv, build, &since);
         multiply_dot_chunk(plan, conv->weight.blocks, scratch, plan->banks > 1 ? group : 0, chunk);
         END_STAGE(conv, look_up, &since);
@@ -427,10 +445,9 @@ static int32_t dot_pieces(const sb_conv *conv) {
 static void dot_run_pieces(const sb_conv *conv, int32_t first, int32_t last, const int8_t *in, float *out, void *memory) {
     const dot_plan *plan = conv->prepared;
     dot_scratch scratch;
-    carve_dot_scratch(conv, plan, memory, &scratch);
+    carve_dot(conv, plan, memory, &scratch);
     if (plan->by_rows) /* the margins of all units */
-        memset(scratch.staged, -sb_lowest_level(conv->levels),
-               (size_t)conv->weight.blocks * plan->chunk_quads * plan->quad_words * sizeof *scratch.staged);
+        memset(scratch.staged, -sb_lowest_level(conv->levels), scratch.staged_words * sizeof *scratch.staged);
     for (int unit = first; unit < last; unit++)
         run_dot_unit(conv, plan, &scratch, unit, in, out);
 }

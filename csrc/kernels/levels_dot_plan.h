@@ -49,6 +49,7 @@ typedef struct {
 typedef struct {
     uint32_t *interleaved; /* one quad: [input row][pixel] */
     uint32_t *staged;      /* [input block][quad of the chunk][plane][copy][row][pixel] */
+    size_t staged_words;
     float *maps;           /* [input block][filter][register][lane]; whole numbers until the last chunk */
     const float **map;     /* [input block] */
     dot_copy *copies;
@@ -146,16 +147,21 @@ static double dot_cost(const sb_conv *conv) {
     return (double)plan.x_units * plan.y_units * conv->groups * (stage + list + multiply + merge) / CYCLES_PER_NANOSECOND;
 }
 
+/* What says which filters a block needs, and where their maps are. */
+static void place_dot_filters(const sb_conv *conv, uint8_t *memory, size_t *used, dot_plan *plan) {
+    const size_t blocks = (size_t)conv->weight.blocks, filters = (size_t)conv->weight.filters;
+    plan->range = carve(memory, used, 2 * blocks * sizeof *plan->range);
+    plan->map_offset = carve(memory, used, (size_t)conv->weight.out * blocks * sizeof *plan->map_offset);
+    plan->place = carve(memory, used, filters * sizeof *plan->place);
+    plan->used = carve(memory, used, filters * sizeof *plan->used);
+}
+
 static size_t place_dot(const sb_conv *conv, uint8_t *memory, dot_plan *plan) {
-    const size_t blocks = (size_t)conv->weight.blocks;
     size_t used = 0;
     carve(memory, &used, sizeof *plan);
+    place_dot_filters(conv, memory, &used, plan);
     plan->offset = carve(memory, &used, (size_t)plan->chunk_quads * plan->taps * sizeof *plan->offset);
-    plan->range = carve(memory, &used, 2 * blocks * sizeof *plan->range);
-    plan->map_offset = carve(memory, &used, (size_t)conv->weight.out * blocks * sizeof *plan->map_offset);
     plan->start = carve(memory, &used, (size_t)plan->banks * plan->batches * DOT_FILTERS * sizeof *plan->start);
-    plan->place = carve(memory, &used, (size_t)conv->weight.filters * sizeof *plan->place);
-    plan->used = carve(memory, &used, (size_t)conv->weight.filters * sizeof *plan->used);
     plan->nibbles = carve(memory, &used, plan->banks * dot_bank_bytes(plan));
     return used;
 }
@@ -165,18 +171,14 @@ static size_t dot_prepared_size(const sb_conv *conv) {
     return lay_out_dot(conv, &plan) ? place_dot(conv, NULL, &plan) : 0;
 }
 
-/* Bytes from a pixel of a unit to what each tap of each quad of a chunk reads. */
-static void find_dot_offsets(const sb_conv *conv, dot_plan *plan) {
-    for (int tap = 0; tap < plan->taps; tap++) {
-        const int y = tap_y(conv, tap), column = tap % conv->weight.kernel_w;
-        const dot_plane *plane = plan->planes;
-        while ((y - plane->row) % conv->stride_h)
-            plane++;
-        const int row = plane->first * plan->copies + (y - plane->row) / conv->stride_h;
-        const int word = row * plan->row_words + column * (plan->by_rows ? conv->dilation_w : plane->rows * plan->width);
-        for (int quad = 0; quad < plan->chunk_quads; quad++)
-            plan->offset[quad * plan->taps + tap] = 4 * (quad * plan->quad_words + word);
-    }
+/* Words from a pixel of a unit to what a tap reads. */
+static int find_dot_tap(const sb_conv *conv, const dot_plan *plan, int tap) {
+    const int y = tap_y(conv, tap), column = tap % conv->weight.kernel_w;
+    const dot_plane *plane = plan->planes;
+    while ((y - plane->row) % conv->stride_h)
+        plane++;
+    const int row = plane->first * plan->copies + (y - plane->row) / conv->stride_h;
+    return row * plan->row_words + column * (plan->by_rows ? conv->dilation_w : plane->rows * plan->width);
 }
 
 /* Puts the filters of a bank in an order in which those that only the first blocks need come first, and those that only the
@@ -196,9 +198,14 @@ static void sort_dot_filters(const sb_conv *conv, dot_plan *plan) {
                 plan->place[filter] = place++;
 }
 
-static void find_dot_ranges(const sb_conv *conv, dot_plan *plan) {
+/* The order of the filters, the ranges of each block, and where the maps of each output are. */
+static void order_dot_filters(const sb_conv *conv, dot_plan *plan) {
     const sb_weight *weight = &conv->weight;
-    const int k = weight->blocks;
+    const int k = weight->blocks, per_bank = filters_per_group(conv);
+    for (int filter = 0; filter < weight->filters; filter++)
+        plan->place[filter] = (uint16_t)(filter % per_bank);
+    if (weight->index)
+        sort_dot_filters(conv, plan);
     for (int i = 0; i < k; i++) {
         int32_t *range = plan->range + 2 * i;
         range[0] = plan->batches;
@@ -237,12 +244,9 @@ static void dot_prepare(const sb_conv *conv, void *prepared) {
     dot_plan *plan = prepared;
     lay_out_dot(conv, plan);
     place_dot(conv, prepared, plan);
-    find_dot_offsets(conv, plan);
-    for (int filter = 0; filter < weight->filters; filter++)
-        plan->place[filter] = (uint16_t)(filter % per_bank);
-    if (weight->index)
-        sort_dot_filters(conv, plan);
-    find_dot_ranges(conv, plan);
+    for (int step = 0; step < plan->chunk_quads * plan->taps; step++)
+        plan->offset[step] = 4 * (step / plan->taps * plan->quad_words + find_dot_tap(conv, plan, step % plan->taps));
+    order_dot_filters(conv, plan);
     for (int filter = 0; filter < weight->filters; filter++) {
         const int bank = filter / per_bank, place = plan->place[filter];
         const int signs = pack_dot_filter(conv, plan, filter, plan->nibbles + bank * dot_bank_bytes(plan), place);
@@ -250,22 +254,28 @@ static void dot_prepare(const sb_conv *conv, void *prepared) {
     }
 }
 
-static size_t carve_dot_scratch(const sb_conv *conv, const dot_plan *plan, uint8_t *memory, dot_scratch *scratch) {
+/* Scratch for a unit of `vectors` registers of output, of which some quads are staged at a time. */
+static size_t carve_dot_scratch(const sb_conv *conv, const dot_plan *plan, int vectors, size_t quads, uint8_t *memory,
+                                dot_scratch *scratch) {
     const size_t blocks = (size_t)conv->weight.blocks, columns = (size_t)(plan->width + LANES - 1) / LANES;
-    const size_t words = blocks * plan->chunk_quads * plan->quad_words;
     size_t used = 0;
     uint32_t *interleaved = carve(memory, &used, ((size_t)plan->input_rows * plan->pitch + 2 * DOT_SLACK) * 4);
     scratch->interleaved = interleaved ? interleaved + DOT_SLACK : NULL;
-    scratch->staged = carve(memory, &used, (words + DOT_SLACK) * 4);
-    scratch->maps = carve(memory, &used, blocks * plan->batches * DOT_FILTERS * plan->vectors * LANES * sizeof(float));
+    scratch->staged = carve(memory, &used, (quads * plan->quad_words + DOT_SLACK) * 4);
+    scratch->staged_words = quads * plan->quad_words;
+    scratch->maps = carve(memory, &used, blocks * plan->batches * DOT_FILTERS * vectors * LANES * sizeof(float));
     scratch->map = carve(memory, &used, blocks * sizeof *scratch->map);
     scratch->copies = carve(memory, &used, (size_t)plan->plane_rows * plan->copies * columns * sizeof *scratch->copies);
     scratch->copies_x = -1;
     return used;
 }
 
+static size_t carve_dot(const sb_conv *conv, const dot_plan *plan, uint8_t *memory, dot_scratch *scratch) {
+    return carve_dot_scratch(conv, plan, plan->vectors, (size_t)conv->weight.blocks * plan->chunk_quads, memory, scratch);
+}
+
 static size_t dot_scratch_size(const sb_conv *conv) {
     dot_plan plan;
     dot_scratch scratch;
-    return lay_out_dot(conv, &plan) ? carve_dot_scratch(conv, &plan, NULL, &scratch) : 0;
+    return lay_out_dot(conv, &plan) ? carve_dot(conv, &plan, NULL, &scratch) : 0;
 }

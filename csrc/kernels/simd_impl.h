@@ -16,6 +16,7 @@
 #include "levels_table.h"
 #include "levels_lanes.h"
 #include "levels_dot.h"
+#include "levels_dot_rows.h"
 #include "levels_dot_lanes.h"
 #include "limits_impl.h"
 
@@ -28,7 +29,7 @@ static const sb_conv_kernel *const convs[] = {
     &lanes_kernel, &level_lanes_kernel,
 #endif
 #if LANES == 16
-    &popcount_kernel, &dot_kernel, &dot_lanes_kernel,
+    &popcount_kernel, &dot_kernel, &dot_rows_kernel, &dot_lanes_kernel,
 #endif
     &xnor_kernel, &fma_kernel, &direct_kernel, &linear_kernel, NULL,
 };
