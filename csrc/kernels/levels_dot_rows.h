@@ -25,8 +25,8 @@ typedef struct {
 } rows_part;
 
 typedef struct {
-    dot_plan view;  /* its `start` and `nibbles` are those below */
-    dot_plan out;   /* the same with the rows of the output, for the merge */
+    dot_plan view; /* how the input is staged */
+    dot_plan out;  /* the same with the rows of the output and what belongs to filters: two starts each, codes in `nibbles` */
     int steps;      /* of one quad: columns of taps */
     int side_words; /* of one side of one quad, all blocks */
     int registers;  /* of pixels, of all blocks */
@@ -61,9 +61,11 @@ static bool lay_out_rows(const sb_conv *conv, rows_plan *plan) {
     plan->out = plan->view;
     plan->out.rows = 2 * plan->view.rows;
     plan->out.vectors = (plan->out.rows * plan->out.width + LANES - 1) / LANES;
+    if ((int64_t)plan->view.quad_words * conv->weight.blocks > 2 * DOT_MOST_WORDS)
+        return false;
     plan->side_words = plan->view.copies * conv->weight.blocks * plan->view.rows * plan->view.row_words;
     plan->registers = (conv->weight.blocks * plan->view.rows * plan->view.width + LANES - 1) / LANES;
-    return plan->side_words <= DOT_MOST_WORDS;
+    return true;
 }
 
 static int rows_chunk_steps(const rows_plan *plan, int chunk) {
