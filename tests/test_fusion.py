@@ -10,7 +10,7 @@ import pytest
 from subbit.format import encode
 from subbit.records import Activation, Arithmetic, Constant, Conv, Dense, Float32, Op, Pool, Program
 from subbit.runtime import load
-from tests.test_kernels import CASES, ROWS, TOLERANCE, Case, Kind, check
+from tests.test_kernels import CASES, KINDS, ROWS, TOLERANCE, Case, Kind, check
 
 
 def _conv(case: Case, kind: Kind, inputs: tuple[int, ...] = (0,)) -> Conv:
@@ -33,11 +33,11 @@ def _residual(case: Case, kind: Kind) -> Program:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma"])
+@pytest.mark.parametrize("kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma", "fma rows"])
 def test_every_kernel_adds(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     for case in CASES.values():
-        check(_residual(case, "lego" if kernel == "fma" else "stacked"), row)
+        check(_residual(case, KINDS.get(kernel, "stacked")), row)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -171,7 +171,13 @@ CASES = {
     "depthwise": Case(10, (11, 13), 10, groups=10),
     "depthwise_stride2": Case(6, (16, 33), 6, groups=6, stride=(2, 2)),
     "depthwise_multiplier": Case(5, (9, 9), 15, groups=5),
+    "strips_of_rows": Case(9, (20, 19), 13, padding=(1, 1, 0, 2), dilation=(1, 2)),
+    "strips_in_bands": Case(6, (72, 35), 14, kernel=(4, 3), padding=(2, 1, 1, 1), groups=2),
+    "strips_of_every_third_row": Case(4, (59, 30), 7, kernel=(10, 2), stride=(3, 2), padding=(4, 4, 0, 1)),
 }  # fmt: skip
+
+# weights that a kernel can do; every one of the others takes shared signs
+KINDS: dict[str, Kind] = {"fma": "lego", "fma rows": "dense"}
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -182,12 +188,29 @@ def test_convolution(name: str, kind: Kind, row: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma"])
+@pytest.mark.parametrize("kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma", "fma rows"])
 def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the cost model would take another one."""
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
-    used = {check(case.program("lego" if kernel == "fma" else "stacked"), row) for case in CASES.values()}
+    used = {check(case.program(KINDS.get(kernel, "stacked")), row) for case in CASES.values()}
     assert kernel in used or (kernel == "lanes" and row in ("sse2", "neon"))
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(("channels", "kernel"), [(128, (3, 3)), (98, (4, 1)), (8, (7, 7)), (16, (8, 3))])
+def test_strips_of_rows_stay_well_inside_the_tolerance(
+    channels: int, kernel: tuple[int, int], row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minimal filtering multiplies by other numbers than the weights, which costs accuracy; these are the largest filters."""
+    stride = (2, 1) if kernel[0] > 4 else (1, 1)
+    height = 23 * stride[0] + kernel[0] - 6  # for 24 rows of output
+    program = Case(channels, (height, 16), 16, kernel=kernel, stride=stride, padding=(3, 3, 1, 1)).program("dense")
+    x = np.random.default_rng(2).standard_normal(program.input_shape).astype(np.float32)
+    want, _ = run(program, "portable", x)
+    monkeypatch.setenv("SUBBIT_KERNEL", "fma rows")
+    got, used = run(program, row, x)
+    assert used == "fma rows"
+    np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE / 2 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -127,6 +127,7 @@ KERNELS = (
     "dot lanes",
     "dot rows",
     "fma",
+    "fma rows",
     "lanes",
     "linear",
     "popcount",

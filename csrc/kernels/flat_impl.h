@@ -33,6 +33,7 @@ typedef struct {
     int channels;                   /* of a group */
     bool in_place;                  /* the input itself serves as the staged planes */
     bool by_row;                    /* registers do not run on over row ends */
+    int row_step;                   /* pixels of the output from one row of the plan to the next */
     int max_vectors, max_parts;
 } flat_plan;
 
@@ -63,6 +64,7 @@ static flat_plan plan_flat(const sb_conv *conv, int channels, int rows) {
         .x_low = floor_divide(tap_x(conv, 0), conv->stride_w),
         .channels = channels,
         .planes = conv->stride_h * conv->stride_w,
+        .row_step = conv->out_width,
     };
     const int y_span = floor_divide(tap_y(conv, taps - 1), conv->stride_h) - plan.y_low;
     const int x_span = floor_divide(tap_x(conv, taps - 1), conv->stride_w) - plan.x_low;
@@ -175,7 +177,7 @@ static void add_vector(const sb_conv *conv, const flat_plan *plan, int y0, int r
         if (x < conv->out_width) {
             if (count > conv->out_width - x)
                 count = conv->out_width - x;
-            scratch->parts[(*parts)++] = (flat_part){lane, count, (y0 + row) * conv->out_width + x};
+            scratch->parts[(*parts)++] = (flat_part){lane, count, (y0 + row) * plan->row_step + x};
             vector->parts++;
         }
         lane += x < conv->out_width ? count : plan->pitch - x;
@@ -307,18 +309,19 @@ ALWAYS_INLINE void write_vectors(const flat_finish *finish, const flat_scratch *
     }
 }
 
-/* Does a tile of sums become levels alone, all lanes of its registers? */
-ALWAYS_INLINE bool gives_levels_alone(const flat_finish *finish, const flat_vector *vectors, int count) {
+/* Are all lanes of all registers of a tile output? */
+ALWAYS_INLINE bool is_whole_tile(const flat_vector *vectors, int count) {
     bool whole = count == FLAT_REGISTERS;
     UNROLL
     for (int r = 0; r < FLAT_REGISTERS; r++)
         whole = whole && vectors[r].whole;
-    return whole && finish->levels && !finish->out && !finish->added;
+    return whole;
 }
 
-/* write_vectors of such a tile, `channels` output channels from t on: a loop without calls keeps its constants in registers. */
-static NEVER_INLINE void write_levels(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
-                                      const flat_vector *vectors, const vfloat *sum) {
+/* write_vectors of such a tile to which nothing is added, `channels` output channels from t on; `levels`, a constant of the
+ * caller: levels alone instead of floats alone. A loop without calls and branches keeps its constants in registers. */
+ALWAYS_INLINE void write_tile(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
+                              const flat_vector *vectors, const vfloat *sum, const bool levels) {
     const flat_finish local = *finish;
     size_t at[FLAT_REGISTERS];
     UNROLL
@@ -329,8 +332,21 @@ static NEVER_INLINE void write_levels(const flat_finish *finish, const flat_scra
         const vfloat shift = vsplat(local.shift ? local.shift[t + c] : 0.0f);
         UNROLL
         for (int r = 0; r < FLAT_REGISTERS; r++) {
-            vstore_levels(local.levels + at[r], vlimit(sum[r] * scale + shift, local.range), local.to);
+            const vfloat v = vlimit(sum[r] * scale + shift, local.range);
+            if (levels)
+                vstore_levels(local.levels + at[r], v, local.to);
+            else
+                vstore(local.out + at[r], v);
             at[r] += local.plane;
         }
     }
+}
+
+static NEVER_INLINE void write_floats(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
+                                      const flat_vector *vectors, const vfloat *sum) {
+    write_tile(finish, scratch, t, channels, vectors, sum, false);
+}
+static NEVER_INLINE void write_levels(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
+                                      const flat_vector *vectors, const vfloat *sum) {
+    write_tile(finish, scratch, t, channels, vectors, sum, true);
 }

@@ -115,23 +115,30 @@ static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scr
     }
 }
 
+/* The sums of a batch of filters that are not shared, at `count` vectors, go to the output. */
+static void write_batch(const sb_conv *conv, const flat_scratch *scratch, int group, int batch, const flat_vector *vectors,
+                        int count, const vfloat *sum, const flat_finish *finish) {
+    const int per_group = filters_per_group(conv), rest = per_group - batch * FLAT_FILTERS;
+    const int channels = rest < FLAT_FILTERS ? rest : FLAT_FILTERS;
+    const size_t t = (size_t)group * per_group + batch * FLAT_FILTERS;
+    if (!finish->added && !(finish->out && finish->levels) && is_whole_tile(vectors, count))
+        (finish->levels ? write_levels : write_floats)(finish, scratch, t, channels, vectors, sum);
+    else
+        for (int f = 0; f < channels; f++)
+            write_vectors(finish, scratch, t + f, vectors, count, sum + f * FLAT_REGISTERS);
+}
+
 /* One batch of filters that are not shared at one tile of pixels, from `first` on, straight to the output. */
 static NEVER_INLINE void multiply_batch(const sb_conv *conv, const flat_plan *plan, const flat_scratch *scratch,
                                         const float *staged, const float *weights, int group, int batch, int first,
                                         const flat_finish *finish) {
-    const int taps = conv->weight.kernel_h * conv->weight.kernel_w, per_group = filters_per_group(conv);
+    const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
     const flat_vector *vectors = scratch->vectors + first;
     const int left = scratch->vectors_count - first, count = left < FLAT_REGISTERS ? left : FLAT_REGISTERS;
     vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
     sum_tile(plan, staged, scratch->tap_offset, taps, conv->weight.depth, vectors, weights + batch * batch_floats(conv),
              sum);
-    const int rest = per_group - batch * FLAT_FILTERS, channels = rest < FLAT_FILTERS ? rest : FLAT_FILTERS;
-    const size_t t = (size_t)group * per_group + batch * FLAT_FILTERS;
-    if (gives_levels_alone(finish, vectors, count))
-        write_levels(finish, scratch, t, channels, vectors, sum);
-    else
-        for (int f = 0; f < channels; f++)
-            write_vectors(finish, scratch, t + f, vectors, count, sum + f * FLAT_REGISTERS);
+    write_batch(conv, scratch, group, batch, vectors, count, sum, finish);
 }
 
 /* Filters that are not shared. Those of a batch stay in the first-level cache, or the pixels of a tile, and meet all of the
