@@ -201,10 +201,11 @@ ALWAYS_INLINE void combine_input_rows(const strip_matrices *matrices, const floa
         for (int i = 0; i < count; i++)
             d[i] = vload(row[i] + at);
         UNROLL
-        for (int side = 0; side < count; side++) {
-            vfloat sum = matrices->data[side][0] * d[0];
+        for (int side = 0; side < count; side++) { /* only the point 0 has a use for the first row, only infinity for the last */
+            const int first = side ? 1 : 0, last = side < count - 1 ? count - 2 : count - 1;
+            vfloat sum = matrices->data[side][first] * d[first];
             UNROLL
-            for (int i = 1; i < count; i++)
+            for (int i = first + 1; i <= last; i++)
                 sum += matrices->data[side][i] * d[i];
             vstore(to + side * side_floats + at, sum);
         }
