@@ -201,7 +201,7 @@ def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.
 def test_strips_of_rows_stay_well_inside_the_tolerance(
     channels: int, kernel: tuple[int, int], row: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Minimal filtering multiplies by other numbers than the weights, which costs accuracy; with the largest filters."""
+    """Minimal filtering multiplies by other numbers than the weights, which costs accuracy; the largest filters."""
     stride = (2, 1) if kernel[0] > 4 else (1, 1)
     height = 23 * stride[0] + kernel[0] - 6  # for 24 rows of output
     program = Case(channels, (height, 16), 16, kernel=kernel, stride=stride, padding=(3, 3, 1, 1)).program("dense")
