@@ -214,6 +214,29 @@ def test_strips_of_rows_stay_well_inside_the_tolerance(
 
 
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(("kernel", "stride", "above"), [(5, 2, 3), (7, 2, 5), (9, 4, 5), (10, 3, 8), (11, 4, 7)])
+def test_strips_of_rows_read_only_what_is_staged(
+    kernel: int, stride: int, above: int, row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of which not every phase has as many rows, where the row behind them is the first of its plane's next."""
+    weight = np.random.default_rng(0).standard_normal((8, 3, kernel, 3)).astype(np.float32)
+    below = 15 * stride + kernel - above - 32  # for 16 rows of output
+    ops = (  # what the first one wrote lies in the scratch of the last one
+        Activation(inputs=(0,), function="exp"),
+        Pool(inputs=(1,), kind="max", kernel=(4, 4), stride=(4, 4)),
+        Activation(inputs=(2,), function="hardtanh", a=-1.0, b=1.5),
+        Conv(inputs=(3,), weight=Dense(weight), stride=(stride, stride), padding=(above, max(below, 0), 1, 1)),
+    )
+    program = Program((3, 4 * 32 + 4 * max(-below, 0), 4 * 40), ops)
+    x = np.full(program.input_shape, 1e3, np.float32)
+    want, _ = run(program, "portable", x)
+    monkeypatch.setenv("SUBBIT_KERNEL", "fma rows")
+    net = load(encode(program), isa=row)
+    assert net.operations[3].kernel == "fma rows"
+    np.testing.assert_allclose(net(x), want, rtol=0, atol=TOLERANCE * np.abs(want).max())
+
+
+@pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("storage", ["f16", "f32"])
 @pytest.mark.parametrize("kind", ["binary", "stacked", "lego", "dense"])
 @pytest.mark.parametrize(

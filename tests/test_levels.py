@@ -146,6 +146,17 @@ def test_differences_of_rows_fit_bytes(period: int, levels: Levels, monkeypatch:
     assert used == "dot rows" or "dot rows" in kernels_that_may_be_missing(ROWS[-1])
 
 
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("kernel", ["", "dot", "dot rows", "table"])
+def test_sums_of_31_bits(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter of 2^23 numbers and some more: its sum fits 32 bits, twice its sum does not."""
+    depth = 2_900_000
+    conv = r.Conv(inputs=(0,), weight=r.Binary(np.ones((1, depth, 3, 1), np.int8)), levels=Levels(1.0))
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    net = subbit.load(encode(Program((depth, 3, 1), (conv,))), isa=row)
+    assert net(np.full((depth, 3, 1), 1e9, np.float32)).item() == np.float32(127 * 3 * depth)
+
+
 @pytest.mark.parametrize("row", EVERY_ROW)
 @pytest.mark.parametrize("positive", [True, False])
 def test_chunks_are_added_in_16_bits_while_their_sums_fit(

@@ -89,9 +89,13 @@ static void find_strip_matrices(int taps, strip_matrices *matrices) {
     }
 }
 
+/* Rows of the longest phase. */
+static int strip_taps(const sb_conv *conv) { return (conv->weight.kernel_h + conv->stride_h - 1) / conv->stride_h; }
+
+/* All phases are as long as the longest: the others have a row of zeros, and the input row that it meets is staged too. */
 static sb_conv view_in_strips(const sb_conv *conv) {
     sb_conv view = *conv;
-    view.weight.kernel_h = conv->weight.kernel_h + (STRIP - 1) * conv->stride_h;
+    view.weight.kernel_h = (strip_taps(conv) + STRIP - 1) * conv->stride_h;
     view.stride_h = STRIP * conv->stride_h;
     view.out_height = conv->out_height / STRIP;
     return view;
@@ -99,10 +103,11 @@ static sb_conv view_in_strips(const sb_conv *conv) {
 
 static bool plan_strips(const sb_conv *conv, strip_plan *plan) {
     const sb_weight *weight = &conv->weight;
-    const int taps = (weight->kernel_h + conv->stride_h - 1) / conv->stride_h;
+    const int taps = strip_taps(conv);
     const int64_t numbers = (int64_t)weight->depth * weight->kernel_h * weight->kernel_w;
     *plan = (strip_plan){.taps = taps, .count = STRIP + taps - 1, .steps = conv->stride_h * weight->kernel_w};
-    if (numbers > (taps == 3 ? STRIP_NUMBERS_3 : STRIP_NUMBERS_4) || !weight->values || weight->binary_input || weight->index || conv->dilation_h > 1 || taps < 3 || taps > STRIP_TAPS ||
+    if (numbers > (taps == 3 ? STRIP_NUMBERS_3 : STRIP_NUMBERS_4) || !weight->values || weight->binary_input ||
+        weight->index || conv->dilation_h > 1 || taps < 3 || taps > STRIP_TAPS ||
         conv->stride_h * STRIP > SB_FAST_STRIDE || conv->out_height % STRIP)
         return false;
     const sb_conv view = view_in_strips(conv);

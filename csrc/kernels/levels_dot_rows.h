@@ -16,7 +16,10 @@
  * few pixels. */
 #if LANES == 16
 
-enum { ROWS_SIDES = 4 };
+enum {
+    ROWS_SIDES = 4,
+    ROWS_NUMBERS = 1 << 23, /* of a filter at most: twice its sum fits 32 bits */
+};
 
 /* Lanes of a register that are next to each other in a map. */
 typedef struct {
@@ -53,7 +56,8 @@ static sb_conv view_in_pairs(const sb_conv *conv) {
 
 static bool lay_out_rows(const sb_conv *conv, rows_plan *plan) {
     *plan = (rows_plan){.steps = conv->weight.kernel_w};
-    if (conv->weight.kernel_h != 3 || conv->stride_h != 1 || conv->dilation_h != 1)
+    if (conv->weight.kernel_h != 3 || conv->stride_h != 1 || conv->dilation_h != 1 ||
+        (int64_t)conv->weight.depth * 3 * conv->weight.kernel_w > ROWS_NUMBERS)
         return false;
     const sb_conv view = view_in_pairs(conv);
     if (!lay_out_dot(&view, &plan->view))
