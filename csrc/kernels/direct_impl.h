@@ -13,8 +13,8 @@ static double direct_cost(const sb_conv *conv) {
     const double bands = (double)((conv->out_height + plan.band_rows - 1) / plan.band_rows);
     const double filter = (double)plan.channels * conv->weight.kernel_h * conv->weight.kernel_w;
     const double multiply = plan.max_vectors * (filter * 1.1 + 6);
-    const double stage = (double)conv->channels * plan.planes * plan.staged_rows * (plan.pitch / 8.0 + 10);
-    return bands * (conv->weight.out * (filter * 4 + multiply + 10) + (plan.in_place ? 0 : stage)) / CYCLES_PER_NANOSECOND;
+    const double stage = plan.in_place ? 0 : stage_cost(conv, &plan);
+    return bands * (conv->weight.out * (filter * 4 + multiply + 10) + stage) / CYCLES_PER_NANOSECOND;
 }
 
 static size_t carve_direct_scratch(const sb_conv *conv, const flat_plan *plan, uint8_t *memory,

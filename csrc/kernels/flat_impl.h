@@ -93,6 +93,12 @@ static flat_plan plan_flat(const sb_conv *conv, int channels, int rows) {
     return plan;
 }
 
+/* Cycles for a band of all groups; strides beyond 2 take pixel by pixel. */
+static double stage_cost(const sb_conv *conv, const flat_plan *plan) {
+    const double row = conv->stride_w > 2 ? plan->pitch * 1.5 : plan->pitch / 8.0;
+    return (double)conv->channels * plan->planes * plan->staged_rows * (row + 10);
+}
+
 static size_t carve_flat_scratch(const sb_conv *conv, const flat_plan *plan, uint8_t *memory, size_t used,
                                  flat_scratch *scratch) {
     const size_t staged = plan->in_place ? 0 : (size_t)plan->channels * plan->planes * plan->plane_floats;

@@ -37,8 +37,8 @@ static double fma_cost(const sb_conv *conv) {
     const double batches = (double)filter_batches(conv) * conv->weight.blocks;
     const double multiply = (double)batch_floats(conv) * FLAT_REGISTERS * 0.5 + 20;
     const double write = (double)conv->weight.out / conv->groups * (conv->weight.blocks + 2.0) * FLAT_REGISTERS * 2;
-    const double stage = (double)conv->channels * plan.planes * plan.staged_rows * (plan.pitch / 8.0 + 10) * bands;
-    return (tiles * (batches * multiply + write) + (plan.in_place ? 0 : stage)) / CYCLES_PER_NANOSECOND;
+    const double stage = plan.in_place ? 0 : stage_cost(conv, &plan) * bands;
+    return (tiles * (batches * multiply + write) + stage) / CYCLES_PER_NANOSECOND;
 }
 
 static size_t fma_prepared_size(const sb_conv *conv) {

@@ -12,8 +12,8 @@
  *
  * The matrices are those of polynomials that are multiplied by their values at the points 0, 1, -1, 1/2, -2 (and -1/2) and
  * infinity. Roundings weigh up to ten times as much as in plain sums, the more the more numbers are added: filters of many
- * numbers are left to the plain kernel, so that errors stay at some millionths of the largest output. A number that is not finite
- * spoils all rows of the strips that read it. */
+ * numbers are left to the plain kernel, so that errors stay at some millionths of the largest output. A number that is not
+ * finite spoils all rows of the strips that read it. */
 
 enum {
     STRIP = 4,
@@ -132,10 +132,10 @@ static double strip_cost(const sb_conv *conv) {
     const double tile = FLAT_FILTERS * FLAT_REGISTERS;
     const double multiply = (double)strip_batch_floats(conv, &plan) * FLAT_REGISTERS * 0.53 + plan.count * (20 + tile);
     const double write = tile * (plan.count * 1.5 + STRIP * 3);
-    const double floats = (double)conv->channels * plan.view.planes * plan.view.staged_rows;
-    const double stage = floats * (plan.view.pitch / 8.0 + 10) * bands;
-    const double build = (double)conv->channels * plan.sides.planes * plan.sides.plane_floats / LANES * plan.count * 0.6 * bands;
-    return (tiles * filter_batches(conv) * (multiply + write) + stage + build) / CYCLES_PER_NANOSECOND;
+    const double sides = (double)conv->channels * plan.sides.planes * plan.sides.plane_floats / LANES;
+    const double build = sides * (plan.count + 2.0) * bands;
+    return (tiles * filter_batches(conv) * (multiply + write) + stage_cost(conv, &plan.view) * bands + build) /
+           CYCLES_PER_NANOSECOND;
 }
 
 static size_t strip_prepared_size(const sb_conv *conv) {
@@ -206,7 +206,7 @@ ALWAYS_INLINE void combine_input_rows(const strip_matrices *matrices, const floa
         for (int i = 0; i < count; i++)
             d[i] = vload(row[i] + at);
         UNROLL
-        for (int side = 0; side < count; side++) { /* only the point 0 has a use for the first row, only infinity for the last */
+        for (int side = 0; side < count; side++) { /* the point 0 alone reads the first row, infinity alone the last */
             const int first = side ? 1 : 0, last = side < count - 1 ? count - 2 : count - 1;
             vfloat sum = matrices->data[side][first] * d[first];
             UNROLL

@@ -21,6 +21,8 @@ enum {
     ROWS_NUMBERS = 1 << 23, /* of a filter at most: twice its sum fits 32 bits */
 };
 
+typedef uint8_t vsides __attribute__((vector_size(64), may_alias)); /* sums and differences of levels, modulo 256 */
+
 /* Lanes of a register that are next to each other in a map. */
 typedef struct {
     ptrdiff_t to; /* of lane 0, for the first of two rows, from the map of a filter in the first block */
@@ -99,8 +101,10 @@ static double rows_cost(const sb_conv *conv) {
     if (dot_cost(conv) < 0 || !lay_out_rows(conv, &plan))
         return -1;
     const double k = conv->weight.blocks, steps = (double)plan.view.quads * plan.steps * ROWS_SIDES;
-    const double copy = plan.view.by_rows ? 0 : plan.view.quad_words * 5.0, list = plan.view.by_rows ? 0 : 500;
-    const double stage = k * plan.view.quads * (copy + (double)plan.view.input_rows * plan.view.pitch * 5) / LANES;
+    const int row_registers = (plan.view.width + LANES - 1) / LANES;
+    const double copies = plan.view.by_rows ? 0 : (double)plan.view.plane_rows * plan.view.copies * row_registers;
+    const double list = plan.view.by_rows ? 0 : copies * 15 + 300;
+    const double stage = k * plan.view.quads * (copies * 4 + (double)plan.view.input_rows * plan.view.pitch * 5 / LANES);
     const double transform = (double)plan.view.quads * plan.side_words / LANES * 14;
     const double product = plan.registers == 1 ? 0.86 : plan.registers == 2 || plan.registers == 4 ? 0.545 : 0.53;
     const double multiply = plan.registers * plan.view.batches * DOT_FILTERS * (steps * product + plan.view.chunks * 13.0);
@@ -225,13 +229,13 @@ static size_t rows_scratch_size(const sb_conv *conv) {
 
 /* ------------------------------------------------------------------------------------------------ stage */
 
-ALWAYS_INLINE void build_side_registers(const uint32_t *const *row, int at, __mmask16 lanes, vbyte raise_sum, size_t side_words,
-                                        uint32_t *to) {
-    const vbyte raise = (vbyte){0} + INT8_MIN;
-    vbyte d[ROWS_SIDES], side[ROWS_SIDES];
+ALWAYS_INLINE void build_side_registers(const uint32_t *const *row, int at, __mmask16 lanes, vsides raise_sum,
+                                        size_t side_words, uint32_t *to) {
+    const vsides raise = (vsides){0} + 128;
+    vsides d[ROWS_SIDES], side[ROWS_SIDES];
     UNROLL
     for (int i = 0; i < ROWS_SIDES; i++)
-        d[i] = (vbyte)*(const vword_u *)(row[i] + at);
+        d[i] = (vsides)*(const vword_u *)(row[i] + at);
     side[0] = d[0] - d[2] + raise;
     side[1] = d[1] + d[2] + raise_sum;
     side[2] = d[2] - d[1] + raise;
@@ -242,8 +246,8 @@ ALWAYS_INLINE void build_side_registers(const uint32_t *const *row, int at, __mm
 }
 
 /* The sides of one copy of a quad of a block: `count` words from each of four rows of taps on. */
-static void build_sides(const uint32_t *staged, const int32_t *from, int columns, int count, vbyte raise_sum, size_t side_words,
-                        uint32_t *to) {
+static void build_sides(const uint32_t *staged, const int32_t *from, int columns, int count, vsides raise_sum,
+                        size_t side_words, uint32_t *to) {
     const uint32_t *row[ROWS_SIDES];
     for (int ky = 0; ky < ROWS_SIDES; ky++)
         row[ky] = staged + from[ky * columns];
@@ -261,7 +265,7 @@ static void stage_rows_chunk(const sb_conv *conv, const rows_plan *plan, const d
     const dot_unit of_view = {unit->x, unit->y / 2, (unit->rows + 1) / 2};
     const int first = chunk * view->chunk_quads, quads = rows_chunk_steps(plan, chunk) / plan->steps;
     const int run = view->rows * view->row_words, copy_words = conv->weight.blocks * run;
-    const vbyte raise_sum = (vbyte){0} + (int8_t)(conv->levels.is_signed ? INT8_MIN : 0);
+    const vsides raise_sum = (vsides){0} + (uint8_t)(conv->levels.is_signed ? 128 : 0);
     for (int block = 0; block < conv->weight.blocks; block++)
         for (int quad = 0; quad < quads; quad++) {
             uint32_t *sides = scratch->sides + (size_t)quad * ROWS_SIDES * plan->side_words + block * run;
