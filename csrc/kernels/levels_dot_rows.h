@@ -258,18 +258,17 @@ static void build_sides(const uint32_t *staged, const int32_t *from, int columns
         build_side_registers(row, at, lanes_between(0, count - at), raise_sum, side_words, to);
 }
 
+/* `conv` and `unit` are those of the view. */
 static void stage_rows_chunk(const sb_conv *conv, const rows_plan *plan, const dot_unit *unit, const rows_scratch *scratch,
                              const int8_t *in, int chunk) {
     const dot_plan *view = &plan->view;
-    const sb_conv pairs = view_in_pairs(conv);
-    const dot_unit of_view = {unit->x, unit->y / 2, (unit->rows + 1) / 2};
     const int first = chunk * view->chunk_quads, quads = rows_chunk_steps(plan, chunk) / plan->steps;
     const int run = view->rows * view->row_words, copy_words = conv->weight.blocks * run;
     const vsides raise_sum = (vsides){0} + (uint8_t)(conv->levels.is_signed ? 128 : 0);
     for (int block = 0; block < conv->weight.blocks; block++)
         for (int quad = 0; quad < quads; quad++) {
             uint32_t *sides = scratch->sides + (size_t)quad * ROWS_SIDES * plan->side_words + block * run;
-            stage_dot_quad(&pairs, view, &of_view, &scratch->dot, in, block, first + quad, (vbyte){0}, scratch->dot.staged);
+            stage_dot_quad(conv, view, unit, &scratch->dot, in, block, first + quad, (vbyte){0}, scratch->dot.staged);
             for (int copy = 0; copy < view->copies; copy++)
                 build_sides(scratch->dot.staged, plan->from + copy, plan->steps, run, raise_sum, plan->side_words,
                             sides + copy * copy_words);
@@ -433,7 +432,7 @@ static void run_rows_unit(const sb_conv *conv, const rows_plan *plan, rows_scrat
     if (!plan->view.by_rows)
         list_copies(&view, &plan->view, &of_view, &scratch->dot);
     for (int chunk = 0; chunk < plan->view.chunks; chunk++) {
-        stage_rows_chunk(conv, plan, &unit, scratch, input_of_group(conv, in, group), chunk);
+        stage_rows_chunk(&view, plan, &of_view, scratch, input_of_group(conv, in, group), chunk);
         END_STAGE(conv, build, &since);
         multiply_rows_chunk(plan, conv->weight.blocks, scratch, plan->view.banks > 1 ? group : 0, chunk);
         END_STAGE(conv, look_up, &since);
