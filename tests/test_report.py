@@ -98,6 +98,21 @@ def test_rows_are_held_against_the_baseline_of_the_spec(measured: Spec) -> None:
         load_spec(write_spec(measured.path.parent, 'baseline = "densest"\n' + text))
 
 
+def test_only_trainings_of_about_the_same_share_are_held_against_each_other(spec: Spec) -> None:
+    spec = replace(spec, baseline="dense", rows=tuple(replace(row, epochs=20) for row in spec.rows))
+    dense = entry(spec, "dense", epochs=5, accuracy=99.0)
+    whole = entry(spec, "slbf", epochs=20, accuracy=99.5)
+
+    def behind(*entries: ledger.Entry) -> str:
+        return column(build_table(spec, Ledger(entries)), "points behind, ours")[1]
+
+    assert "points behind, ours" not in cells(build_table(spec, Ledger((dense, whole))))[0]
+    assert behind(dense, whole, entry(spec, "slbf", epochs=6, accuracy=98.2)) == "0.80, 6 of 20 epochs"
+    assert behind(dense, entry(spec, "slbf", epochs=5, accuracy=98.2)) == "0.80"
+    longer = entry(spec, "dense", epochs=20, accuracy=99.9)
+    assert behind(dense, longer, whole, entry(spec, "slbf", epochs=6, accuracy=98.2)) == "0.40"
+
+
 def test_fewer_epochs_are_said_wherever_the_row_is_shown(spec: Spec) -> None:
     ledger.append(spec.ledger, entry(spec, "slbf", epochs=2, curve=(95.0, 97.5)))
     table = build_table(spec)

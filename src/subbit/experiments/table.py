@@ -16,6 +16,7 @@ from subbit.experiments.published import PublishedRow, PublishedTable, published
 from subbit.experiments.spec import Row, Spec
 
 NONE = "–"
+ALIKE = 1.25  # shares of the spec's epochs that may be compared
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Measured:
     @property
     def epochs(self) -> int:
         return self.entries[0].epochs
+
+    @property
+    def share(self) -> float:
+        """The part of the spec's epochs that was run."""
+        return self.epochs / self.spec_epochs
 
     @property
     def seeds(self) -> int:
@@ -158,15 +164,29 @@ def _comparison(table: Table) -> list[tuple[str, list[str]]]:
         return f"{numbers[0] - numbers[1]:.2f}" if len(numbers) == 2 and row is not baseline else NONE
 
     def ours(row: TableRow) -> str:
-        if row is baseline or baseline.measured is None or row.measured is None:
+        pair = None if row is baseline else _alike(baseline, row)
+        if pair is None:
             return NONE
-        return f"{baseline.measured.accuracy - row.measured.accuracy:.2f}"
+        other, measured = pair
+        note = f", {measured.epochs_note}" if measured is not row.measured else ""
+        return f"{other.accuracy - measured.accuracy:.2f}{note}"
 
     return [
         ("points behind, paper", [paper(row) for row in table.rows]),
         ("points behind, ours", [ours(row) for row in table.rows]),
         ("training", [_training(row.measured) for row in table.rows]),
     ]
+
+
+def _alike(baseline: TableRow, row: TableRow) -> tuple[Measured, Measured] | None:
+    """The longest runs of both that had about the same part of their epochs: others say nothing together."""
+    pairs = [
+        (other, measured)
+        for measured in row.lengths
+        for other in baseline.lengths
+        if 1 / ALIKE <= measured.share / other.share <= ALIKE
+    ]
+    return max(pairs, key=lambda pair: (pair[1].epochs, pair[0].epochs), default=None)
 
 
 def _training(measured: Measured | None) -> str:
