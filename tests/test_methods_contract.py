@@ -46,6 +46,12 @@ def test_every_registered_method_is_under_contract() -> None:
     assert all(cls.name == name for name, cls in METHODS.items())
 
 
+@pytest.mark.parametrize("name", [None, "slb", ["slbf"], 3])
+def test_a_config_without_a_known_name_is_an_error(name: object) -> None:
+    with pytest.raises(ConfigError, match="unknown method"):
+        from_config({"name": name})
+
+
 @every_method
 def test_config_round_trip(method: Method) -> None:
     config = json.loads(json.dumps(method.config()))

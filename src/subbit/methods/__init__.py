@@ -32,7 +32,7 @@ def from_config(config: Mapping[str, Any]) -> Method:
     """
     options = dict(config)
     name = options.pop("name", None)
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise ConfigError(f"unknown method {name!r}: choose one of {', '.join(METHODS)}")
     known = [field.name for field in fields(METHODS[name])]  # type: ignore[arg-type]  # every method is a dataclass
     unknown = [str(key) for key in options if key not in known]
