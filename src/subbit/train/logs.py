@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from subbit.train import checkpoint
 
 METRICS = "metrics.csv"
 COLUMNS = (
@@ -27,10 +30,11 @@ class Logs:
 
         self.path = folder / METRICS
         kept = [row for row in self._rows() if int(row["step"]) <= first_step]
-        with self.path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(kept)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(kept)
+        checkpoint.write_bytes(self.path, text.getvalue().encode())
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
