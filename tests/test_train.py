@@ -454,3 +454,4 @@ def test_watch_of_a_dense_network_has_nothing_to_say() -> None:
 def test_an_accelerator_that_is_not_there_is_a_plain_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="do not fit this machine"):
         fit(tiny.settings(accelerator="gpu"), out=tmp_path / "run", data=tiny.digits())
+    assert not (tmp_path / "run").exists()

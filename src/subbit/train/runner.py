@@ -125,7 +125,8 @@ class _Run(Callback):
         if started and resume:
             _check_same_run(self.settings, self.out)
             self._restore()
-        elif self.writes:
+        self.trainer = self._trainer(self.settings.epochs - self.learner.epoch)  # before there is a folder: may refuse
+        if not started and self.writes:
             try:
                 self.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -148,19 +149,17 @@ class _Run(Callback):
     # -- training
 
     def train(self) -> None:
-        remaining = self.settings.epochs - self.learner.epoch
-        if remaining == 0:
+        if self.learner.epoch == self.settings.epochs:
             self.finish()
             return
         try:
             with quiet():
-                trainer = self._trainer(remaining)
-                trainer.fit(self.learner)
+                self.trainer.fit(self.learner)
         except Diverged as error:
             raise TrainingError(f"{error}. {self._last_good()}") from error
         except MisconfigurationException as error:
-            raise ConfigError(f"accelerator, devices or nodes do not fit this machine: {error}") from error
-        if trainer.interrupted:
+            raise _does_not_fit(error) from error
+        if self.trainer.interrupted:
             raise KeyboardInterrupt
 
     def _trainer(self, epochs: int) -> Trainer:
@@ -168,21 +167,25 @@ class _Run(Callback):
         several = settings.devices * settings.nodes > 1
         # Lightning counts the epochs of this start only. Its own resume in the middle of an epoch restores a loop
         # state that differs between its releases; ours has nothing to restore but two numbers.
-        return Trainer(
-            accelerator=settings.accelerator,
-            devices=settings.devices,
-            num_nodes=settings.nodes,
-            strategy="ddp" if several else "auto",
-            precision="bf16-mixed" if settings.precision == "bf16" else "32-true",
-            max_epochs=epochs,
-            callbacks=[self],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            sync_batchnorm=several and settings.accelerator != "cpu" and torch.cuda.is_available(),
-        )
+        try:
+            with quiet():
+                return Trainer(
+                    accelerator=settings.accelerator,
+                    devices=settings.devices,
+                    num_nodes=settings.nodes,
+                    strategy="ddp" if several else "auto",
+                    precision="bf16-mixed" if settings.precision == "bf16" else "32-true",
+                    max_epochs=epochs,
+                    callbacks=[self],
+                    logger=False,
+                    enable_checkpointing=False,
+                    enable_progress_bar=False,
+                    enable_model_summary=False,
+                    use_distributed_sampler=False,
+                    sync_batchnorm=several and settings.accelerator != "cpu" and torch.cuda.is_available(),
+                )
+        except MisconfigurationException as error:
+            raise _does_not_fit(error) from error
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         batches = self.learner.batches
@@ -306,6 +309,10 @@ class _Run(Callback):
 
     def result(self) -> Result:
         return Result.read(self.out)
+
+
+def _does_not_fit(error: MisconfigurationException) -> ConfigError:
+    return ConfigError(f"accelerator, devices or nodes do not fit this machine: {error}")
 
 
 def _check_same_run(settings: Settings, out: Path) -> None:
