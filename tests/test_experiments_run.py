@@ -52,6 +52,10 @@ def test_reproduce_from_spec_to_table(
 ) -> None:
     reproduce(small, "--dry-run")
     assert "subbit reproduce small --rows dense --seeds 0\n" in capsys.readouterr().out
+    reproduce(small, "--dry-run", "--json", "--rows", "dense", "--epochs", "2")
+    assert json.loads(capsys.readouterr().out) == [
+        {"row": "dense", "seed": 0, "epochs": 2, "command": "subbit reproduce small --rows dense --seeds 0 --epochs 2"}
+    ]
     assert not (small.parent / "runs").exists()
 
     # `taught` needs the run folder of `dense`, so both are run; both get their line

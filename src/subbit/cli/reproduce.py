@@ -16,6 +16,7 @@ from subbit.errors import ConfigError
 from subbit.tables import whole_console
 
 if TYPE_CHECKING:
+    from subbit.experiments.run import Job
     from subbit.experiments.table import Table
 
 
@@ -36,7 +37,11 @@ def command(
     list_specs: Annotated[bool, typer.Option("--list", help="List the specs and what is measured of them.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and run nothing.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was measured of these rows, or with --list the specs, as JSON.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print what was measured of these rows as JSON; with --list the specs, with --dry-run the runs.",
+        ),
     ] = False,
 ) -> None:
     """Run the rows of a table that are not measured yet, then print paper and ours side by side.
@@ -58,6 +63,9 @@ def command(
     spec = load_spec(find_spec(name))
     chosen = select_rows(spec, _split(rows or []))
     jobs = missing_jobs(spec, ledger.read(spec.ledger).entries, chosen, epochs=epochs, seeds=_numbers(seeds))
+    if dry_run and as_json:
+        typer.echo(json.dumps([_described(job) for job in jobs], indent=1))
+        return
     for job in jobs:
         if dry_run:
             console.print(job.command, highlight=False, soft_wrap=True)
@@ -76,6 +84,10 @@ def command(
         for job in all_jobs(spec, chosen, epochs=epochs, seeds=_numbers(seeds)):
             for card in add_to_zoo(job, runs, zoo, data_dir=data_dir):
                 console.print(f"{zoo / card.name}.sbit: {card.bytes:,} bytes, {card.accuracy:.2f} %", highlight=False)
+
+
+def _described(job: Job) -> dict[str, str | int]:
+    return {"row": job.row.name, "seed": job.seed, "epochs": job.epochs, "command": job.command}
 
 
 def print_table(console: Console, table: Table) -> None:
