@@ -100,17 +100,23 @@ def test_rows_are_held_against_the_baseline_of_the_spec(measured: Spec) -> None:
 
 def test_only_trainings_of_about_the_same_share_are_held_against_each_other(spec: Spec) -> None:
     spec = replace(spec, baseline="dense", rows=tuple(replace(row, epochs=20) for row in spec.rows))
-    dense = entry(spec, "dense", epochs=5, accuracy=99.0)
-    whole = entry(spec, "slbf", epochs=20, accuracy=99.5)
+
+    def dense(epochs: int, accuracy: float) -> ledger.Entry:
+        return entry(spec, "dense", epochs=epochs, accuracy=accuracy)
+
+    def slbf(epochs: int, accuracy: float) -> ledger.Entry:
+        return entry(spec, "slbf", epochs=epochs, accuracy=accuracy)
 
     def behind(*entries: ledger.Entry) -> str:
         return column(build_table(spec, Ledger(entries)), "points behind, ours")[1]
 
-    assert "points behind, ours" not in cells(build_table(spec, Ledger((dense, whole))))[0]
-    assert behind(dense, whole, entry(spec, "slbf", epochs=6, accuracy=98.2)) == "0.80, 6 of 20 epochs"
-    assert behind(dense, entry(spec, "slbf", epochs=5, accuracy=98.2)) == "0.80"
-    longer = entry(spec, "dense", epochs=20, accuracy=99.9)
-    assert behind(dense, longer, whole, entry(spec, "slbf", epochs=6, accuracy=98.2)) == "0.40"
+    assert "points behind, ours" not in cells(build_table(spec, Ledger((dense(5, 99.0), slbf(20, 99.5)))))[0]
+    assert behind(dense(5, 99.0), slbf(6, 98.2)) == "0.80"
+    assert behind(dense(5, 99.0), slbf(20, 99.5), slbf(6, 98.2)) == "0.80, 6 and 5 epochs"
+    assert behind(dense(5, 99.0), dense(20, 99.9), slbf(6, 98.2)) == "0.80, 6 and 5 epochs"
+    assert behind(dense(5, 99.0), dense(20, 99.9), slbf(20, 99.5), slbf(6, 98.2)) == "0.40"
+    assert behind(dense(20, 99.9), slbf(20, 99.5), slbf(22, 99.6)) == "0.40"  # what is shown, not the longest
+    assert behind(dense(5, 99.0), dense(6, 99.2), slbf(5, 98.2)) == "0.80, 5 and 5 epochs"  # the nearest share
 
 
 def test_fewer_epochs_are_said_wherever_the_row_is_shown(spec: Spec) -> None:

@@ -168,7 +168,8 @@ def _comparison(table: Table) -> list[tuple[str, list[str]]]:
         if pair is None:
             return NONE
         other, measured = pair
-        note = f", {measured.epochs_note}" if measured is not row.measured else ""
+        shown = other is baseline.measured and measured is row.measured
+        note = "" if shown else f", {measured.epochs} and {other.epochs} epochs"
         return f"{other.accuracy - measured.accuracy:.2f}{note}"
 
     return [
@@ -179,14 +180,12 @@ def _comparison(table: Table) -> list[tuple[str, list[str]]]:
 
 
 def _alike(baseline: TableRow, row: TableRow) -> tuple[Measured, Measured] | None:
-    """The longest runs of both that had about the same part of their epochs: others say nothing together."""
-    pairs = [
-        (other, measured)
-        for measured in row.lengths
-        for other in baseline.lengths
-        if 1 / ALIKE <= measured.share / other.share <= ALIKE
-    ]
-    return max(pairs, key=lambda pair: (pair[1].epochs, pair[0].epochs), default=None)
+    """Runs of both that had about the same part of their epochs: the one that is shown, else the longest."""
+    for measured in sorted(row.lengths, key=lambda runs: (runs is row.measured, runs.epochs), reverse=True):
+        other = min(baseline.lengths, key=lambda runs: abs(math.log(runs.share / measured.share)), default=None)
+        if other is not None and 1 / ALIKE <= measured.share / other.share <= ALIKE:
+            return other, measured
+    return None
 
 
 def _training(measured: Measured | None) -> str:
