@@ -25,6 +25,7 @@ from subbit.train.batches import Batches
 from subbit.train.build import method_of
 from subbit.train.evaluate import reestimate_batchnorm
 from subbit.train.learner import distillation
+from subbit.train.logs import COLUMNS, Logs
 from subbit.train.optim import learning_rate, optimizer, parameter_groups
 from subbit.train.watch import Watch
 from tests import tiny
@@ -448,6 +449,17 @@ def test_watch_counts_flips_choices_and_dead_filters() -> None:
 
 def test_watch_of_a_dense_network_has_nothing_to_say() -> None:
     assert Watch(build_model(tiny.settings(method="dense"), 10, 1)).look().values() == {}
+
+
+def test_a_line_that_was_cut_inside_its_last_number_is_dropped(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, 0)
+    for step in (10, 20):
+        logs.write(step, dict.fromkeys(COLUMNS[1:], 1.25))
+    logs.close()
+    logs.path.write_bytes(logs.path.read_bytes()[:-3])
+    Logs(tmp_path, 20).close()
+    with logs.path.open(newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["10"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

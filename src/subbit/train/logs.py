@@ -50,8 +50,8 @@ class Logs:
         """Whole rows only: a kill may leave half a line at the end."""
         if not self.path.exists():
             return []
-        with self.path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        whole = self.path.read_bytes().rpartition(b"\n")[0].decode(errors="replace")
+        rows = list(csv.DictReader(whole.splitlines()))
         return [row for row in rows if None not in row.values() and None not in row and str(row["step"]).isdigit()]
 
 

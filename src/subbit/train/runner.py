@@ -125,7 +125,8 @@ class _Run(Callback):
         if started and resume:
             _check_same_run(self.settings, self.out)
             self._restore()
-        self.trainer = self._trainer(self.settings.epochs - self.learner.epoch)  # before there is a folder: may refuse
+        if left := self.settings.epochs - self.learner.epoch:
+            self.trainer = self._trainer(left)  # before there is a folder: may refuse
         if not started and self.writes:
             try:
                 self.out.mkdir(parents=True, exist_ok=True)
@@ -150,7 +151,8 @@ class _Run(Callback):
 
     def train(self) -> None:
         if self.learner.epoch == self.settings.epochs:
-            self.finish()
+            if self.writes:
+                self.finish()
             return
         try:
             with quiet():
