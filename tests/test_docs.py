@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 
+import subbit
 from subbit.cli import build_app
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +38,22 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
     namespace: dict[str, object] = {"__name__": "__main__"}
     for number, source in enumerate(blocks(page, "python")):
         exec(compile(source, f"{page.name}[{number}]", "exec"), namespace)
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_the_c_example_compiles_and_answers(tmp_path: Path) -> None:
+    page, golden = ROOT / "docs" / "running.md", ROOT / "tests" / "golden"
+    (tmp_path / "classify.c").write_text(blocks(page, "c")[0])
+    lines = "".join(blocks(page, "sh")).splitlines()
+    command = next(line for line in lines if line.startswith("cc ") and "portable" in line)
+    command = command.replace("classify.c", f"{tmp_path}/classify.c").replace("-o classify", f"-o {tmp_path}/classify")
+    subprocess.run(command, shell=True, check=True, cwd=ROOT)
+    x = np.load(golden / "v1.npz")["x"][0]
+    answer = subprocess.run(
+        [tmp_path / "classify", golden / "v1.sbit"], input=x.tobytes(), capture_output=True, check=True
+    )
+    want = subbit.load(golden / "v1.sbit", isa="portable")(x)
+    assert np.allclose(np.frombuffer(answer.stdout, np.float32), want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("line", shell_lines())
