@@ -127,12 +127,14 @@ def _grouped(results: Sequence[dict[str, Any]], tries: Sequence[Try]) -> list[tu
 
 def table(results: Sequence[dict[str, Any]], tries: Sequence[Try]) -> str:
     """What was tried, group by group, with the accuracy on held-out images."""
-    lines = ["| | what | held-out accuracy | seconds |", "|---|---|---:|---:|"]
+    lines = ["| | what | held-out accuracy | seconds | version |", "|---|---|---:|---:|---|"]
     group = ""
     for one, line in _grouped(results, tries):
         shown = "" if one.group == group else one.group
         group = one.group
-        lines.append(f"| {shown} | {one.about} | {line['validation']:.1f} | {line['seconds']:.0f} |")
+        lines.append(
+            f"| {shown} | {one.about} | {line['validation']:.1f} | {line['seconds']:.0f} | {line['commit'][:7]} |"
+        )
     return "\n".join(lines) + "\n"
 
 

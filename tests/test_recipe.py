@@ -69,6 +69,6 @@ def test_document_and_plot_show_the_kept_results() -> None:
 
 def test_tries_of_a_group_stand_together() -> None:
     tries = [recipe.Try(name, group, f"about {name}", tiny.settings()) for name, group in ("ax", "by", "cx")]
-    results = [{"name": name, "validation": 50.0, "seconds": 1.0} for name in "cab"]
+    results = [{"name": name, "validation": 50.0, "seconds": 1.0, "commit": "0" * 12} for name in "cab"]
     said = [line.split(" | ")[:2] for line in recipe.table(results, tries).splitlines()[2:]]
     assert said == [["| x", "about a"], ["| ", "about c"], ["| y", "about b"]]
