@@ -67,6 +67,31 @@ def test_document_and_plot_show_the_kept_results() -> None:
     assert recipe.PLOT.read_text(encoding="utf-8").count("<path") > len(labels), advice
 
 
+@pytest.mark.parametrize(
+    ("sentence", "better", "worse"),
+    [
+        ("{:.1f} points over the best of three rates of AdamW and of two of SGD", "muon-again", "sgd-high"),
+        ("**Whitening** {:.1f} points", "muon-whiten", "muon"),
+        ("**signs that harden** {:.1f} (both", "muon-soft", "muon-scales"),
+        ("both together {:.1f}.", "both", "muon"),
+        ("**Fixed selections** are {:.0f} points ahead", "both", "both-learned"),
+        ("and {:.0f} where these have\n", "muon", "muon-learned"),
+        ("lie in between, {:.1f} points behind", "both-again", "both-frozen"),
+        ("**Growing images** cost {:.1f} points", "both-full", "both"),
+        ("**Label smoothing** is worth {:.1f} points", "both-again", "both-plain"),
+        ("squares that are blanked\n  out cost {:.1f} points", "both-again", "both-cutout"),
+        ("two from its network are {:.0f} points behind", "both-again", "both-from-dense"),
+        ("gains {:.1f} points, little more than chance", "both-distilled", "both-again"),
+        ("a second seed lost {:.1f} points", "both", "both-seed"),
+        ("by {:.1f} and ", "muon", "muon-again"),
+        (" and {:.1f} points. What follows", "both", "both-again"),
+    ],
+)
+def test_differences_in_the_text_are_those_of_the_results(sentence: str, better: str, worse: str) -> None:
+    found = {line["name"]: line["validation"] for line in recipe.read_results()}
+    assert sentence.format(found[better] - found[worse]) in recipe.DOCUMENT.read_text(encoding="utf-8")
+
+
 def test_tries_of_a_group_stand_together() -> None:
     tries = [recipe.Try(name, group, f"about {name}", tiny.settings()) for name, group in ("ax", "by", "cx")]
     results = [{"name": name, "validation": 50.0, "seconds": 1.0, "commit": "0" * 12} for name in "cab"]

@@ -253,10 +253,13 @@ def _lengths(row: Row, entries: Iterable[Entry]) -> tuple[Measured, ...]:
 def _lengths_note(row: TableRow) -> str:
     accuracies = ", ".join(f"{runs.accuracy:.2f} % after {runs.epochs}" for runs in row.lengths)
     note = f"{row.row.label} by epochs: {accuracies}."
-    expected = forecast(row.lengths, row.row.epochs)
-    if expected is None or row.lengths[-1].epochs >= row.row.epochs:
+    shorter = [runs for runs in row.lengths if runs.epochs < row.row.epochs]
+    expected = forecast(shorter, row.row.epochs)
+    if expected is None:
         return note
-    return f"{note} If the error goes on falling as a power of the epochs, {row.row.epochs} give {expected:.1f} %."
+    if len(shorter) == len(row.lengths):
+        return f"{note} If the error goes on falling as a power of the epochs, {row.row.epochs} give {expected:.1f} %."
+    return f"{note} The shorter ones, with an error that falls as a power of them, had promised {expected:.1f} %."
 
 
 def _published_ratio(row: PublishedRow | None) -> str:
