@@ -80,7 +80,9 @@ def run(one: Try, data: DataSet) -> dict[str, Any]:
     held_out = data.hold_out(one.settings.validation, one.settings.seed)
     assert held_out.validation is not None
     data = replace(held_out, test=held_out.validation, validation=None)
-    others = {key: str(RUNS / name) for key in ("teacher", "init_from") if (name := getattr(one.settings, key))}
+    others: dict[str, Any] = {"teacher": [str(RUNS / name) for name in one.settings.teacher]}
+    if one.settings.init_from:
+        others["init_from"] = str(RUNS / one.settings.init_from)
     shutil.rmtree(RUNS / one.name, ignore_errors=True)
     result = fit(one.settings.but(validation=0, test_each_epoch=True, **others), out=RUNS / one.name, data=data)
     return {

@@ -275,12 +275,19 @@ def test_rows_are_chosen_by_name_or_glob(tmp_path: Path) -> None:
 def test_an_input_row_gets_the_same_seed_or_its_first(tmp_path: Path) -> None:
     spec = load_spec(write_spec(tmp_path, SMALL.replace("seeds = [0]", "seeds = [1, 5]")))
     taught = spec.row("taught")
-    needed = [Job(spec, taught, seed, epochs).inputs()["teacher"] for seed, epochs in ((1, 3), (0, 3), (1, 2))]
+    needed = [Job(spec, taught, seed, epochs).inputs()["teacher"] for seed, epochs in ((1, 3), (0, 3), (1, 2), (1, 9))]
     assert [(job.row.name, job.seed, job.epochs) for job in needed] == [
         ("dense", 1, 3),
         ("dense", 1, 3),
         ("dense", 1, 2),
+        ("dense", 1, 3),
     ]
+
+
+def test_an_input_row_has_its_own_length(tmp_path: Path) -> None:
+    spec = load_spec(write_spec(tmp_path, SMALL.replace('{ method = "dense" }', '{ method = "dense", epochs = 9 }')))
+    needed = [Job(spec, spec.row("taught"), 0, epochs).inputs()["teacher"].epochs for epochs in (1, 2, 3, 4)]
+    assert needed == [3, 6, 9, 9]  # shortened by the same share, never lengthened
 
 
 def test_run_folders_differ_where_runs_do(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_slbf_starts_from_the_legonet_of_another_row(small: Path) -> None:
     for other in ({"f1": "1", "f2": "1/4"}, {"f1": "1/2", "f2": "1/8"}):
         with pytest.raises(ConfigError, match="f1, f2 and keep must be equal"):
             build_model(Settings.resolve(common, method="slbf", init_from=str(folder), **other), 10, 3)
-    with pytest.raises(ConfigError, match="a dense lenet5 is needed"):
+    with pytest.raises(ConfigError, match="a bwn lenet5 or a dense lenet5 is needed"):
         build_model(Settings.resolve(common, method="bwn", init_from=str(folder)), 10, 3)
 
 

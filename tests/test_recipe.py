@@ -53,7 +53,7 @@ def test_a_try_never_sees_the_test_images(monkeypatch: pytest.MonkeyPatch, tmp_p
         recipe.run(recipe.Try("one", "", "", tiny.settings(validation=0.25, teacher="dense")), data)
     ((settings, given),) = seen
     assert settings.validation == 0
-    assert settings.teacher == str(tmp_path / "dense")  # the network of the try of that name
+    assert settings.teacher == (str(tmp_path / "dense"),)  # the network of the try of that name
     assert given.test.images.tolist() == held_out.images.tolist()  # type: ignore[attr-defined]
     assert len(given.train) + len(given.test) == 320  # type: ignore[attr-defined]
 

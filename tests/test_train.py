@@ -27,12 +27,13 @@ from subbit.train.evaluate import reestimate_batchnorm
 from subbit.train.learner import distillation
 from subbit.train.logs import COLUMNS, Logs
 from subbit.train.optim import learning_rate, optimizer, parameter_groups
+from subbit.train.teacher import open_teacher
 from subbit.train.watch import Watch
 from tests import tiny
 
 
-def learner(settings: Settings, teacher: nn.Module | None = None) -> Learner:
-    return Learner(build_model(settings, 10, 1), Batches(tiny.digits(), settings), settings, teacher)
+def learner(settings: Settings, *teachers: nn.Module) -> Learner:
+    return Learner(build_model(settings, 10, 1), Batches(tiny.digits(), settings), settings, teachers)
 
 
 def batch(settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,12 +192,25 @@ def test_start_from_a_dense_run_goes_on_learning_statistics(dense: Path, tmp_pat
     assert not any(torch.equal(before[key], after[key]) for key in statistics)
 
 
-def test_starting_point_must_be_dense_and_alike(dense: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a dense resnet18 is needed"):
+def test_start_from_a_run_of_the_same_method(tmp_path: Path) -> None:
+    fit(tiny.settings(epochs=1), out=tmp_path / "slbf", data=tiny.digits())
+    trained, _ = load_run(tmp_path / "slbf")
+    further = tiny.settings(init_from=str(tmp_path / "slbf"), seed=5, method_options={"estimator": "identity"})
+    started = build_model(further, 10, 1)
+    before, after = trained.state_dict(), started.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert all(module.training for module in started.modules())
+    with pytest.raises(ConfigError, match=r"f1, f2, keep and options .* must be equal"):
+        build_model(tiny.settings(init_from=str(tmp_path / "slbf"), f2="1/4"), 10, 1)
+
+
+def test_starting_point_must_be_dense_or_alike(dense: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a dense resnet18 or a legonet resnet18 or a slbf resnet18 is needed"):
         build_model(tiny.settings(model="resnet18", init_from=str(dense)), 10, 1)
     fit(tiny.settings(epochs=1), out=tmp_path / "slbf", data=tiny.digits())
-    with pytest.raises(ConfigError, match="is a slbf lenet5"):
-        build_model(tiny.settings(init_from=str(tmp_path / "slbf")), 10, 1)
+    with pytest.raises(ConfigError, match="is a slbf lenet5: to start from, a bwn lenet5 or a dense lenet5 is needed"):
+        build_model(tiny.settings(method="bwn", init_from=str(tmp_path / "slbf")), 10, 1)
 
 
 def test_start_from_a_legonet_run(tmp_path: Path) -> None:
@@ -334,8 +348,11 @@ def test_distillation_is_hintons() -> None:
     student, teacher = torch.randn(8, 10, generator=generator), torch.randn(8, 10, generator=generator)
     p, q = F.softmax(teacher / 3, 1), F.softmax(student / 3, 1)
     expected = 9 * (p * (p / q).log()).sum(1).mean()
-    assert float(distillation(student, teacher, 3)) == pytest.approx(float(expected), rel=1e-4)
-    assert float(distillation(teacher, teacher, 3)) == pytest.approx(0, abs=1e-6)
+    assert float(distillation(student, [teacher], 3)) == pytest.approx(float(expected), rel=1e-4)
+    assert float(distillation(teacher, [teacher], 3)) == pytest.approx(0, abs=1e-6)
+    p = (p + F.softmax(student / 3, 1) + p) / 3  # several teachers: the mean of what they say
+    expected = 9 * (p * (p / q).log()).sum(1).mean()
+    assert float(distillation(student, [teacher, student, teacher], 3)) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_teacher_counts_by_its_weight_and_is_not_trained(dense: Path) -> None:
@@ -347,7 +364,7 @@ def test_teacher_counts_by_its_weight_and_is_not_trained(dense: Path) -> None:
     logits = taught.model(images)
     with torch.no_grad():
         wanted = teacher(images)
-    expected = 0.3 * alone.loss(images, logits, labels) + 0.7 * distillation(logits, wanted, 2.0)
+    expected = 0.3 * alone.loss(images, logits, labels) + 0.7 * distillation(logits, [wanted], 2.0)
     loss = taught.loss(images, logits, labels)
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -370,6 +387,45 @@ def test_teacher_must_know_the_same_classes(dense: Path, tmp_path: Path) -> None
     other = replace(tiny.digits(), classes=tuple("abcdefghij"))
     with pytest.raises(ConfigError, match="was trained on other classes"):
         fit(tiny.settings(teacher=str(dense)), out=tmp_path / "run", data=other)
+
+
+def test_packed_file_teaches_as_the_network_it_was_packed_from(dense: Path, tmp_path: Path) -> None:
+    import subbit
+
+    run = open_run(dense)
+    file = tmp_path / "teacher.sbit"
+    example = torch.zeros(1, *run.shape)
+    subbit.pack(run.model, file, example=example, labels=run.classes, preprocessing=run.preprocessing)
+    images, _ = batch(tiny.settings())
+    packed = open_teacher(str(file), tiny.digits())
+    with torch.no_grad():
+        expected = run.model(images)
+    torch.testing.assert_close(packed(images), expected, rtol=0, atol=1e-2)  # dense weights are stored in fp16
+    assert torch.equal(packed(images), packed(images.to(memory_format=torch.channels_last)))
+    losses = [
+        fit(tiny.settings(teacher=teacher, epochs=1), out=tmp_path / name, data=tiny.digits()).epochs[0]["loss"]
+        for name, teacher in (("run", dense), ("file", file), ("both", [str(file), dense]), ("none", []))
+    ]
+    assert losses[1:3] == pytest.approx([losses[0]] * 2, rel=1e-2)
+    assert losses[3] < 0.9 * losses[0]
+
+
+def test_packed_teacher_must_expect_such_images(dense: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    import subbit
+    from subbit.errors import InputError
+
+    run = open_run(dense)
+    subbit.pack(run.model, tmp_path / "a.sbit", example=torch.zeros(1, *run.shape), labels=run.classes,
+                preprocessing=run.preprocessing)  # fmt: skip
+    data = tiny.digits()
+    with pytest.raises(ConfigError, match="expects images of another mean and spread"):
+        open_teacher(str(tmp_path / "a.sbit"), replace(data, mean=data.mean + 0.1))
+    with pytest.raises(ConfigError, match="was trained on other classes"):
+        open_teacher(str(tmp_path / "a.sbit"), replace(data, classes=tuple("abcdefghij")))
+    with pytest.raises(InputError, match="there is no file 'lenet', and the zoo has no network 'lenet'"):
+        open_teacher("lenet", data)
 
 
 def test_balance_penalty_of_legonet() -> None:

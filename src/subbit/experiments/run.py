@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from subbit.train import Result
 
 _VERSIONS = ("python", "subbit", "torch", "lightning", "numpy")
-_PATHS = ("data_dir", "init_from", "teacher")  # settings that say where something lies on this machine
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,9 @@ class Job:
         for setting, name in self.row.inputs.items():
             row = self.spec.row(name)
             seed = self.seed if self.seed in row.seeds else row.seeds[0]
-            # A run that is shortened shortens its inputs alike, but never lengthens them.
-            found[setting] = replace(self, row=row, seed=seed, epochs=min(self.epochs, row.epochs))
+            # A run that is shortened shortens its inputs by the same share; one that is lengthened leaves them.
+            share = min(1.0, self.epochs / self.row.epochs)
+            found[setting] = replace(self, row=row, seed=seed, epochs=max(1, round(share * row.epochs)))
         return found
 
 
@@ -124,6 +124,7 @@ def describe(job: Job, folder: Path, result: Result) -> Entry:
     split, curve = _curve(result)
     machine = _environment(folder)
     commit = str(machine["commit"])
+    places = ("data_dir", *job.row.inputs)  # settings that say where something lies on this machine
     return Entry(
         spec=job.spec.name,
         row=job.row.name,
@@ -146,7 +147,7 @@ def describe(job: Job, folder: Path, result: Result) -> Entry:
         cpu=str(machine["cpu"]),
         threads=int(machine["threads"]),
         command=job.command,
-        settings={key: value for key, value in run.settings.to_dict().items() if key not in _PATHS},
+        settings={key: value for key, value in run.settings.to_dict().items() if key not in places},
         layers=tuple(
             Layer(layer.name, layer.weights, layer.stored_bits, usage.get(layer.name, ())) for layer in report.layers
         ),

@@ -77,7 +77,9 @@ def build_model(settings: Settings, classes: int, channels: int) -> nn.Module:
         return _compressed(start, method, settings, "dense") if method else start
     dense = dense_model(settings, classes, channels)
     model = _compressed(dense, method, settings, "random") if method else dense
-    if source is not None:
+    if source is not None and source.settings.method == settings.method:
+        _start_alike(model, source.model, settings)
+    elif source is not None:
         _start_from_legonet(model, source.model, settings)
     return model
 
@@ -89,13 +91,25 @@ def _compressed(dense: nn.Module, method: Method, settings: Settings, init: Any)
 
 def _starting_point(settings: Settings) -> Run:
     source = open_run(settings.init_from)
-    possible = ("dense", "legonet") if settings.method == "slbf" else ("dense",)
+    possible = {"dense", settings.method, *(("legonet",) if settings.method == "slbf" else ())}
     if source.settings.method not in possible or source.settings.model != settings.model:
+        needed = " or ".join(f"a {method} {settings.model}" for method in sorted(possible))
         raise ConfigError(
             f"init_from = {settings.init_from!r} is a {source.settings.method} {source.settings.model}: "
-            f"to start from, a dense {settings.model} is needed{', or a LegoNet of it' * (len(possible) - 1)}"
+            f"to start from, {needed} is needed"
         )
     return source
+
+
+def _start_alike(model: nn.Module, source: nn.Module, settings: Settings) -> None:
+    """All weights of a run of the same method, to train them further in another way."""
+    try:
+        model.load_state_dict(source.state_dict())
+    except RuntimeError as error:
+        raise ConfigError(
+            f"init_from = {settings.init_from!r} has other parameters than this network: "
+            f"f1, f2, keep and options of the method that add parameters must be equal"
+        ) from error
 
 
 def _start_from_legonet(model: nn.Module, source: nn.Module, settings: Settings) -> None:

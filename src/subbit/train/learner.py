@@ -7,6 +7,7 @@ learning rate are pure functions of that count, so weights, optimiser and the co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,15 +29,13 @@ class Learner(LightningModule):
     """Trains `model` on `batches` as `settings` say."""
 
     def __init__(
-        self, model: nn.Module, batches: Batches, settings: Settings, teacher: nn.Module | None = None
+        self, model: nn.Module, batches: Batches, settings: Settings, teachers: Sequence[nn.Module] = ()
     ) -> None:
         super().__init__()
         self.model = model
         self.settings = settings
         self.batches = batches
-        self._teacher = (
-            [teacher.eval().requires_grad_(False)] if teacher else []
-        )  # in a list: not a part of this module
+        self._teachers = [teacher.eval().requires_grad_(False) for teacher in teachers]  # no part of this module
         self.compressed = [module for module in model.modules() if isinstance(module, CompressedLayer)]
         self._optimizer = optim.optimizer(model, settings)
         self.epoch, self.step = 0, 0  # finished epochs, finished steps of the next one
@@ -89,7 +88,7 @@ class Learner(LightningModule):
 
     def on_fit_start(self) -> None:
         self.batches.move_to(self.device)
-        for teacher in self._teacher:
+        for teacher in self._teachers:
             teacher.to(self.device)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -126,10 +125,10 @@ class Learner(LightningModule):
     def loss(self, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         settings = self.settings
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=settings.label_smoothing)
-        if self._teacher:
+        if self._teachers:
             with torch.no_grad():
-                wanted = self._teacher[0](images)
-            taught = distillation(logits.float(), wanted.float(), settings.distill_temperature)
+                wanted = [teacher(images).float() for teacher in self._teachers]
+            taught = distillation(logits.float(), wanted, settings.distill_temperature)
             loss = (1 - settings.distill_weight) * loss + settings.distill_weight * taught
         if settings.balance:
             for layer in self.model.modules():
@@ -171,8 +170,12 @@ class Diverged(TrainingError):
         super().__init__(f"{what} is not a number since step {step} (epoch {epoch})")
 
 
-def distillation(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-    """T²·KL(teacher ‖ student) of both softmaxes at temperature T (Hinton et al., 2015)."""
+def distillation(logits: Tensor, wanted: Sequence[Tensor], temperature: float) -> Tensor:
+    """T²·KL(teacher ‖ student) of both softmaxes at temperature T (Hinton et al., 2015).
+
+    `wanted` has the logits of every teacher; the mean of their softmaxes is what the student shall give.
+    """
     student = F.log_softmax(logits / temperature, dim=1)
-    teacher = F.log_softmax(wanted / temperature, dim=1)
-    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+    teachers = torch.stack([F.log_softmax(one / temperature, dim=1) for one in wanted])
+    mean = teachers.logsumexp(dim=0) - math.log(len(wanted))
+    return F.kl_div(student, mean, reduction="batchmean", log_target=True) * temperature**2

@@ -27,12 +27,13 @@ from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError, TrainingError
 from subbit.train import checkpoint, norm
 from subbit.train.batches import Batches
-from subbit.train.build import MODEL_FILE, build_model, open_run, save_run
+from subbit.train.build import MODEL_FILE, build_model, save_run
 from subbit.train.evaluate import accuracy, reestimate_batchnorm
 from subbit.train.learner import Diverged, Learner
 from subbit.train.logs import Live, Logs
 from subbit.train.machine import environment, exact, quiet, rank
 from subbit.train.settings import Settings
+from subbit.train.teacher import open_teacher
 from subbit.train.watch import Watch
 from subbit.train.whiten import whiten_first
 
@@ -109,8 +110,8 @@ class _Run(Callback):
         for module in model.modules():
             if isinstance(module, nn.ReLU):
                 module.inplace = True  # a layer less to fetch memory for; model.pt does not know of it
-        teacher = _teacher(settings, data)
-        self.learner = Learner(model, Batches(data, settings, world=world), settings, teacher)
+        teachers = [open_teacher(name, data) for name in settings.teacher]
+        self.learner = Learner(model, Batches(data, settings, world=world), settings, teachers)
         self.history: list[dict[str, float]] = []
         self.seconds, self.input_seconds = 0.0, 0.0  # before this start
         self.writes = world == 1 or rank() == 0
@@ -325,14 +326,3 @@ def _check_same_run(settings: Settings, out: Path) -> None:
     differences = stored.differences(settings)
     if differences:
         raise ConfigError(f"the run in {out} has other settings: {'; '.join(differences)} (there and here)")
-
-
-def _teacher(settings: Settings, data: DataSet) -> torch.nn.Module | None:
-    if not settings.teacher:
-        return None
-    run = open_run(settings.teacher)
-    if run.classes != data.classes or run.shape != data.shape:
-        raise ConfigError(
-            f"the teacher {settings.teacher} was trained on other classes or image sizes than {data.name}"
-        )
-    return run.model

@@ -68,7 +68,9 @@ class Settings:
         default_factory=dict, metadata=_about("A further option of the method, as name=value. May repeat.")
     )
     keep: tuple[str, ...] = _value((), "Layers to leave as they are: a name, a glob or a layer type. May repeat.")
-    init_from: str = _value("", "A finished run (folder or model.pt) to start from: dense, or for SLBF a LegoNet.")
+    init_from: str = _value(
+        "", "A finished run (folder or model.pt) to start from: dense, of the same method, or for SLBF a LegoNet."
+    )
 
     whiten: bool = _value(False, "Give the first convolution filters that whiten the images, and freeze it.")
 
@@ -99,7 +101,9 @@ class Settings:
     # the loss
     label_smoothing: float = _value(0.0, "Share of the target spread over all classes.", low=0, high=0.999999)
     balance: float = _value(0.0, "Weight of LegoNet's penalty on uneven use of the shared filters.", low=0)
-    teacher: str = _value("", "A finished run (folder or model.pt) to distil from.")
+    teacher: tuple[str, ...] = _value(
+        (), "What to distil from: a finished run, a packed file, or a network of the zoo. May repeat: their mean."
+    )
     distill_weight: float = _value(0.5, "Share of the teacher in the loss.", low=0, high=1)
     distill_temperature: float = _value(4.0, "Temperature of both softmaxes.", positive=True)
 
@@ -241,8 +245,9 @@ def _convert(key: str, value: Any) -> Any:
     kind = _types().get(key)
     if key in ("f1", "f2"):
         return _fraction(key, value)
-    if kind == tuple[str, ...] and isinstance(value, str | list):
-        return (value,) if isinstance(value, str) else tuple(value)
+    if kind == tuple[str, ...] and isinstance(value, str | Path | list | tuple):
+        several = value if isinstance(value, list | tuple) else [value] if value != "" else []
+        return tuple(_convert("", item) for item in several)
     if kind == Options and isinstance(value, Mapping):
         return dict(value)
     if kind in (int, float) and isinstance(value, str):
