@@ -12,6 +12,7 @@ typedef struct run {
     const sb_model *model;
     uint8_t *arena, *scratch; /* the same memory, unless several threads run one image */
     bool fused; /* convolutions do the addition and the activation behind them */
+    bool turns; /* and take turns with a maximum */
     sb_op_time *times; /* NULL: nobody asked */
     int32_t piece; /* of a step that several threads do together; WHOLE: all of it */
 } run;
@@ -129,15 +130,78 @@ static void run_pool(const run *r, const sb_step *step, const float *in, float *
     if (!as_levels || step->floats) r->model->kernels.pool(&pool, in + from, out + to);
 }
 
+static int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+/* The rows from `first` on, `count` of them, to the beginning of every channel. */
+static void keep_rows(const sb_conv *conv, int32_t first, int32_t count, float *out) {
+    const size_t size = out ? sizeof(float) : sizeof(int8_t), row = (size_t)conv->out_width * size;
+    uint8_t *plane = out ? (uint8_t *)out : (uint8_t *)conv->level_out;
+    for (int32_t t = 0; t < conv->weight.out; t++, plane += (size_t)conv->room_rows * row)
+        memmove(plane, plane + (size_t)(first - conv->first_row) * row, (size_t)count * row);
+}
+
+/* The rows done .. last - 1 of a maximum, from the rows conv->first_row .. made - 1 of its input. */
+static void run_some_rows(const run *r, const sb_conv *conv, const sb_step *step, int32_t number, int32_t made, int32_t done,
+                          int32_t last, const float *rows) {
+    sb_pool pool = step->pool;
+    const size_t to = (size_t)done * (size_t)pool.out_width;
+    pool.pad_top += conv->first_row - done * pool.stride_h;
+    pool.height = made - conv->first_row;
+    pool.out_height = last - done;
+    pool.in_plane = (size_t)conv->room_rows * (size_t)conv->out_width;
+    if (rows) {
+        r->model->kernels.pool(&pool, rows, value_at(r, number + 1) + to);
+        return;
+    }
+    const int8_t lowest = (int8_t)sb_lowest_level(r->model->plan.slots[step->reads].levels);
+    r->model->kernels.pool_levels(&pool, lowest, conv->level_out, slot_at(r, step->writes) + to);
+}
+
+/* A convolution and the maximum behind it: a band of the one, then the rows of the other that it completes. */
+static void run_in_turns(const run *r, int32_t number) {
+    const sb_step *step = &r->model->plan.steps[number], *next = &r->model->plan.steps[step->partner];
+    const sb_pool *pool = &next->pool;
+    sb_conv conv = *step->conv;
+    const float *in = input_at(r, r->model->program.ops[number].inputs[0]);
+    float *out = find_outputs(r, &conv, step, value_at(r, step->result));
+    const int32_t rows = conv.kernel->band_rows(&conv), pieces = conv.kernel->pieces(&conv);
+    const int32_t extent = (pool->kernel_h - 1) * pool->dilation_h + 1;
+    int32_t made = 0, done = 0;
+    uint64_t spent = 0;
+    conv.room_rows = sb_band_room(&conv, pool);
+    for (int32_t piece = 0; piece < pieces; piece++) {
+        const int32_t first = smaller(made, larger(0, done * pool->stride_h - pool->pad_top));
+        keep_rows(&conv, first, made - first, out);
+        conv.first_row = first;
+        conv.kernel->run_pieces(&conv, piece, piece + 1, in, out, r->scratch + step->scratch);
+        made = smaller(made + rows, conv.out_height);
+        const int32_t whole = made + pool->pad_top - extent; /* where the last window begins that ends in what is there */
+        const int32_t complete = made == conv.out_height ? pool->out_height : whole < 0 ? 0 : whole / pool->stride_h + 1;
+        const int32_t last = smaller(complete, pool->out_height);
+        const uint64_t start = r->times ? sb_nanoseconds() : 0;
+        if (last > done) run_some_rows(r, &conv, next, step->partner, made, done, last, out);
+        if (r->times) spent += sb_nanoseconds() - start;
+        done = larger(done, last);
+    }
+    if (!r->times) return;
+    r->times[step->partner].total += spent;
+    r->times[number].total -= spent;
+}
+
 static void run_op(const run *r, int32_t number) {
     const sb_model *model = r->model;
     const sb_op *op = &model->program.ops[number];
     const sb_step *step = &model->plan.steps[number];
     if (step->alias || (step->fused && r->fused)) return;
+    if (r->turns && step->partner != SB_NO_OP) {
+        if (step->partner > number) run_in_turns(r, number);
+        return;
+    }
     const int32_t first = op->inputs[0]; /* only constants have no input, and they are aliases */
     const sb_shape *from = &model->plan.values[first].shape, *to = &model->plan.values[number + 1].shape;
     const float *in = input_at(r, first);
-    float *out = value_at(r, number + 1);
+    float *out = value_at(r, r->fused ? step->result : number + 1);
     switch (op->code) {
         case SB_OP_CONV:
         case SB_OP_LINEAR: run_conv(r, op, step, in, out); break;
@@ -166,7 +230,7 @@ static void run_op(const run *r, int32_t number) {
 
 void sb_execute(const sb_context *context, sb_observer observer, void *user, sb_op_time *times) {
     const sb_model *model = context->model;
-    const run r = {model, context->arena, context->arena, observer == NULL, times, WHOLE};
+    const run r = {model, context->arena, context->arena, observer == NULL, observer == NULL, times, WHOLE};
     for (int32_t i = 0; i < model->program.op_count; i++) {
         const uint64_t start = times ? sb_nanoseconds() : 0;
         sb_guard(model, r.arena, i);
@@ -204,7 +268,7 @@ static bool do_piece(const run *r, sb_crew *crew) {
 
 void sb_lead(const sb_context *context, sb_crew *crew) {
     const sb_model *model = context->model;
-    const run r = {model, context->arena, context->arena, true, NULL, WHOLE};
+    const run r = {model, context->arena, context->arena, true, false, NULL, WHOLE};
     for (int32_t i = 0; i < model->program.op_count; i++) {
         const sb_step *step = &model->plan.steps[i];
         const int32_t pieces = step->pieces;
@@ -227,7 +291,7 @@ void sb_lead(const sb_context *context, sb_crew *crew) {
 }
 
 void sb_help(const sb_context *leader, const sb_context *own, sb_crew *crew) {
-    const run r = {leader->model, leader->arena, own->arena, true, NULL, WHOLE};
+    const run r = {leader->model, leader->arena, own->arena, true, false, NULL, WHOLE};
     for (int looks = 0; !atomic_load_explicit(&crew->over, memory_order_acquire);) {
         if (do_piece(&r, crew))
             looks = 0;

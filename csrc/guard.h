@@ -37,8 +37,13 @@ static inline void sb_guard(const sb_model *model, uint8_t *arena, int32_t numbe
     ASAN_POISON_MEMORY_REGION(arena, model->plan.arena);
     for (int32_t i = 0; i < op->input_count; i++) sb_open_value(model, arena, op->inputs[i]);
     sb_open_value(model, arena, number + 1);
+    sb_open_value(model, arena, model->plan.steps[number].result);
     sb_open_slot(model, arena, model->plan.steps[number].reads);
     sb_open_slot(model, arena, model->plan.steps[number].writes);
+    if (model->plan.steps[number].partner != SB_NO_OP) {
+        sb_open_value(model, arena, model->plan.steps[number].partner + 1);
+        sb_open_slot(model, arena, model->plan.steps[model->plan.steps[number].partner].writes);
+    }
     if (model->plan.steps[number].added != SB_NO_VALUE) sb_open_value(model, arena, model->plan.steps[number].added);
     ASAN_UNPOISON_MEMORY_REGION(arena + model->plan.steps[number].scratch, model->plan.steps[number].scratch_size);
 }

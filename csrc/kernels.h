@@ -3,8 +3,9 @@
  * Memory: values are row-major without a batch, (channels, height, width). Every pointer to a value, to scratch and to
  * prepared weights is aligned to SB_ALIGNMENT, and its size is rounded up to a multiple of it: a kernel may read and
  * write the rest of the last SB_ALIGNMENT bytes of what it was given; nobody relies on what is there. `in`, `added`
- * and `out` of a convolution never overlap; the element-wise kernels work in place. Kernels allocate nothing. A pool may
- * be given some planes of a value alone: these are aligned to their elements, and nothing behind them is written.
+ * and `out` of a convolution never overlap, except that `added` may be `out` where the kernel adds in place; the
+ * element-wise kernels work in place. Kernels allocate nothing. A pool may be given some planes or rows of a value alone:
+ * these are aligned to their elements, and nothing behind them is written.
  *
  * A row of another instruction set is one `sb_kernels` with NULL where the portable kernel should serve.
  */
@@ -97,6 +98,9 @@ typedef struct sb_conv {
     sb_levels levels;                 /* of the input; its step is part of weight.scale */
     sb_levels out_levels;             /* of what is written to level_out */
     int8_t *level_out;                /* the output as levels; NULL: nobody reads them */
+    /* Where `out` and `level_out` have no room for all of the output: the row that they begin with, and how many rows of
+     * every channel there are. Only for pieces of a kernel with band_rows; 0: there is room for all rows. */
+    int32_t first_row, room_rows;
 } sb_conv;
 
 typedef struct sb_conv_kernel {
@@ -109,6 +113,7 @@ typedef struct sb_conv_kernel {
     /* Bytes of scratch for run; NULL: none. */
     size_t (*scratch_size)(const sb_conv *conv);
     void (*run)(const sb_conv *conv, const float *in, float *out, void *scratch);
+    bool adds_in_place; /* `added` and `out` may be one memory: every number is read before its place is written, once */
     bool writes_levels; /* `run` can write level_out as well; `out` may be NULL then, as with run_levels */
     /* Instead of `run` where the input consists of levels. `out` is NULL where nobody reads it, and may be NULL only
      * with a `then` that is a limit. */
@@ -119,6 +124,9 @@ typedef struct sb_conv_kernel {
     void (*run_pieces)(const sb_conv *conv, int32_t first, int32_t last, const float *in, float *out, void *scratch);
     void (*run_level_pieces)(const sb_conv *conv, int32_t first, int32_t last, const int8_t *in, float *out,
                              void *scratch);
+    /* Rows of the output in each of the pieces of run_pieces, the last one perhaps excepted, where these are bands from the
+     * top that know of first_row and room_rows. NULL: they are not. */
+    int32_t (*band_rows)(const sb_conv *conv);
 } sb_conv_kernel;
 
 /* Max or average pooling of (channels, height, width). */
@@ -128,6 +136,7 @@ typedef struct sb_pool {
     int32_t kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w;
     int32_t pad_bottom, pad_right;    /* part of the window that counts for count_include_pad */
     int32_t divisor;                  /* 0: the number of elements under the window */
+    size_t in_plane, out_plane;       /* elements from one channel to the next */
 } sb_pool;
 
 typedef struct sb_kernels {

@@ -3,8 +3,8 @@
  * Values share one arena. A buffer lives from the operation that writes it to the last one that reads it; buffers are
  * placed from the largest to the smallest, each at the lowest place that is free for as long as it lives. A reshape is
  * its input under another name. Element-wise operations overwrite an input that nobody needs any more. What alone reads a
- * convolution is done by the convolution: the addition of a value that is there before it, and an activation. Scratch
- * memory is a buffer that lives for one operation. */
+ * convolution is done by the convolution: the addition of a value that is there before it, perhaps in its place, and an
+ * activation. Scratch memory is a buffer that lives for one operation. */
 #include "guard.h"
 
 #include <stdlib.h>
@@ -124,6 +124,8 @@ static void plan_pool(const planner *p, int32_t number, sb_pool *pool) {
         .stride_h = op->pool.stride[0], .stride_w = op->pool.stride[1],
         .pad_top = op->pool.padding[0], .pad_left = op->pool.padding[1],
         .pad_bottom = op->pool.padding[0], .pad_right = op->pool.padding[1],
+        .in_plane = (size_t)sb_height(in) * (size_t)sb_width(in),
+        .out_plane = (size_t)sb_height(out) * (size_t)sb_width(out),
         .dilation_h = op->pool.dilation[0], .dilation_w = op->pool.dilation[1]};
 }
 
@@ -170,6 +172,7 @@ static sb_status choose_kernels(planner *p) {
         sb_step *step = &p->plan->steps[i];
         const uint8_t code = p->program->ops[i].code;
         step->added = SB_NO_VALUE;
+        step->partner = SB_NO_OP;
         if (code == SB_OP_POOL) plan_pool(p, i, &step->pool);
         if (code != SB_OP_CONV && code != SB_OP_LINEAR) continue;
         p->layers_with_levels |= p->program->ops[i].conv.levels.step > 0;
@@ -227,6 +230,17 @@ static sb_step *convolution_behind(const planner *p, int32_t value) {
     return step->conv ? step : NULL;
 }
 
+/* May the convolution `step`, which does addition `number`, write the sum over input `which` of it? Nobody else may read that
+ * from the convolution on. */
+static bool can_add_in_place(const planner *p, int32_t number, int32_t which, const sb_step *step) {
+    if (!step->conv->kernel->adds_in_place || !can_overwrite(p, number, which)) return false;
+    const int32_t own = p->buffer_of[p->program->ops[number].inputs[which]];
+    for (int32_t i = step->writer; i < number; i++)
+        for (int32_t j = 0; j < p->program->ops[i].input_count; j++)
+            if (p->buffer_of[p->program->ops[i].inputs[j]] == own) return false;
+    return true;
+}
+
 /* A sum is done by the later of its operands if that is a convolution: the other one is there when it runs. */
 static bool fuse_addition(planner *p, int32_t number) {
     const sb_op *op = &p->program->ops[number];
@@ -252,13 +266,61 @@ static bool fuse_activation(planner *p, int32_t number) {
     return true;
 }
 
-/* Leaves an operation to the convolution before it, where that can do it; the buffer of its result then. */
+/* Leaves an operation to the convolution before it, where that can do it; the buffer of its result then: that of the
+ * convolution, or that of what is added. */
 static int32_t fuse(planner *p, int32_t number) {
     const sb_op *op = &p->program->ops[number];
     sb_step *step = &p->plan->steps[number];
-    if (op->code == SB_OP_ARITHMETIC) step->fused = fuse_addition(p, number);
+    int32_t over = 0; /* the input that is written over */
+    if (op->code == SB_OP_ARITHMETIC) {
+        step->fused = fuse_addition(p, number);
+        const int32_t first = op->inputs[0] > op->inputs[1] ? 0 : 1; /* what the convolution gives */
+        over = step->fused && can_add_in_place(p, number, 1 - first, &p->plan->steps[step->writer]) ? 1 - first : first;
+    }
     if (op->code == SB_OP_ACTIVATION) step->fused = fuse_activation(p, number);
-    return step->fused ? p->buffer_of[step->writer + 1] : NO_BUFFER;
+    if (!step->fused) return NO_BUFFER;
+    p->plan->steps[step->writer].result = number + 1;
+    return p->buffer_of[op->inputs[over]];
+}
+
+/* ------------------------------------------------------------------------------------- bands of a maximum */
+
+/* A convolution whose output leaves the second-level cache before the maximum behind it reads it: the two take turns
+ * instead, and only a few rows of that output are kept, at the beginning of its buffer. The buffer has its full size
+ * nevertheless: where single values are looked at, or several threads run one image, each does its work at once. */
+enum { LARGE_OUTPUT = 1 << 19 }; /* bytes */
+
+/* Whether the kernels of maximum `number` and the convolution that it reads can take turns, rows of the output permitting. */
+static bool can_take_turns(const planner *p, int32_t number) {
+    const sb_op *op = &p->program->ops[number];
+    if (op->code != SB_OP_POOL || op->pool.average) return false;
+    const sb_step *step = convolution_behind(p, op->inputs[0]);
+    if (!step || step->result != op->inputs[0] || step->added != SB_NO_VALUE || !step->conv->kernel->band_rows ||
+        p->program->ops[step->writer].code != SB_OP_CONV || !sb_is_limit(step->conv->then))
+        return false;
+    for (int32_t i = step->writer + 1; i < number; i++)
+        if (!p->plan->steps[i].fused || p->plan->steps[i].writer != step->writer) return false;
+    const sb_pool *pool = &p->plan->steps[number].pool;
+    if (pool->kernel_h > SB_FAST_KERNEL || pool->dilation_h > SB_FAST_DILATION || pool->stride_h > SB_FAST_STRIDE) return false;
+    const uint64_t bytes = sizeof(float) * sb_elements(&p->plan->values[op->inputs[0]].shape);
+    return bytes >= LARGE_OUTPUT && 2 * sb_band_room(step->conv, pool) <= pool->height;
+}
+
+/* The first operation during which the result of `number` is written. */
+static int32_t first_write(const planner *p, int32_t number) {
+    const int32_t partner = number >= 0 ? p->plan->steps[number].partner : SB_NO_OP;
+    return partner != SB_NO_OP && partner < number ? partner : number;
+}
+
+/* Once it is known what is kept as levels: each must have its rows in one form alone. */
+static void part_those_with_two_forms(planner *p) {
+    for (int32_t i = 0; i < p->program->op_count; i++) {
+        sb_step *conv = &p->plan->steps[i];
+        if (conv->partner == SB_NO_OP || conv->partner < i) continue;
+        sb_step *pool = &p->plan->steps[conv->partner];
+        if (conv->writes == pool->reads && !(conv->writes != SB_NO_SLOT && conv->floats)) continue;
+        conv->partner = pool->partner = SB_NO_OP;
+    }
 }
 
 static void assign_buffer(planner *p, int32_t number) {
@@ -267,6 +329,7 @@ static void assign_buffer(planner *p, int32_t number) {
     sb_value *value = &p->plan->values[number + 1];
     int32_t own = NO_BUFFER;
     step->writer = number;
+    step->result = number + 1;
     if (op->code == SB_OP_CONSTANT) {
         value->constant = op->constant.value;
         step->alias = true;
@@ -275,10 +338,14 @@ static void assign_buffer(planner *p, int32_t number) {
         own = p->buffer_of[op->inputs[0]];
         step->alias = true;
     } else {
+        if (can_take_turns(p, number)) {
+            step->partner = p->plan->steps[op->inputs[0] - 1].writer;
+            p->plan->steps[step->partner].partner = number;
+        }
         own = fuse(p, number);
         for (int32_t i = 0; own == NO_BUFFER && is_elementwise(op->code) && i < op->input_count; i++)
             if (can_overwrite(p, number, i)) own = p->buffer_of[op->inputs[i]];
-        if (own == NO_BUFFER) own = new_buffer(p, sizeof(float) * sb_elements(&value->shape), number);
+        if (own == NO_BUFFER) own = new_buffer(p, sizeof(float) * sb_elements(&value->shape), first_write(p, number));
     }
     p->buffer_of[number + 1] = own;
     if (own != NO_BUFFER && p->buffers[own].last < p->last_read[number + 1])
@@ -295,9 +362,10 @@ static sb_status assign_slots(planner *p) {
     p->plan->slots = sb_alloc(p->heap, p->layers_with_levels ? 2 * ops : 0, sizeof *p->plan->slots);
     if (!slot_of || !floats || !p->plan->slots) return out_of_memory(p, -1);
     sb_plan_levels(p->program, p->plan, slot_of, floats);
+    part_those_with_two_forms(p);
     for (int32_t i = 0; i < p->plan->slot_count; i++) {
         const sb_slot *slot = &p->plan->slots[i];
-        const int32_t own = new_buffer(p, sb_elements(&p->plan->values[slot->value].shape), slot->first);
+        const int32_t own = new_buffer(p, sb_elements(&p->plan->values[slot->value].shape), first_write(p, slot->first));
         p->buffers[own].last = slot->last;
     }
     return SB_OK;

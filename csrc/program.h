@@ -176,13 +176,15 @@ typedef struct sb_slot {
     size_t offset; /* in the arena, bytes */
 } sb_slot;
 
-enum { SB_NO_SLOT = -1, SB_NO_VALUE = -1 };
+enum { SB_NO_SLOT = -1, SB_NO_VALUE = -1, SB_NO_OP = -1 };
 
 typedef struct sb_step {
     bool alias;       /* its value is its input in another shape: nothing to do */
     bool fused;       /* an addition or activation that a convolution before it already did */
     int32_t writer;   /* the operation whose kernel computes its value: that convolution, or itself */
     int32_t added;    /* of a convolution: the value that the addition fused into it adds, or SB_NO_VALUE */
+    int32_t result;   /* the value that its kernel writes: its own, or that of the last operation fused into it */
+    int32_t partner;  /* of a convolution and a maximum that are done in turns, band by band: the other one, or SB_NO_OP */
     int32_t pieces;   /* of an operation that several threads may do together; 0: one does it */
     size_t scratch, scratch_size; /* offset in the arena, bytes */
     sb_conv *conv;    /* Conv, Linear */
@@ -208,6 +210,12 @@ sb_status sb_plan_program(const sb_program *program, const sb_kernels *kernels, 
 /* Which values are kept as levels: fills the slots and what the steps say of them, all but their offsets. Needs room for
  * two slots per operation, and for one number and one flag per value. */
 void sb_plan_levels(const sb_program *program, sb_plan *plan, int32_t *slot_of, bool *floats);
+
+/* Rows of a convolution's output that are kept while it takes turns with a maximum: those of a band, and those before them that
+ * the next window still needs. */
+static inline int32_t sb_band_room(const sb_conv *conv, const sb_pool *pool) {
+    return conv->kernel->band_rows(conv) + (pool->kernel_h - 1) * pool->dilation_h;
+}
 
 static inline bool sb_has_levels(const sb_op *op) {
     return (op->code == SB_OP_CONV || op->code == SB_OP_LINEAR) && op->conv.levels.step > 0;

@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 
 from subbit.format import encode
-from subbit.records import Activation, Arithmetic, Constant, Conv, Dense, Float32, Op, Pool, Program
+from subbit.records import (
+    Activation,
+    Arithmetic,
+    Constant,
+    Conv,
+    Dense,
+    Float32,
+    Levels,
+    Op,
+    Pool,
+    Program,
+    Reshape,
+    Stacked,
+)
 from subbit.runtime import load
 from tests.test_kernels import CASES, KINDS, ROWS, TOLERANCE, Case, Kind, check
 
@@ -40,6 +53,29 @@ def test_every_kernel_adds(kernel: str, row: str, monkeypatch: pytest.MonkeyPatc
         check(_residual(case, KINDS.get(kernel, "stacked")), row)
 
 
+def _sum_of_two(case: Case, kind: Kind) -> Program:
+    """relu(convolution + convolution): what the second one adds is read for the last time, and may be written over."""
+    ops = (_conv(case, kind), _conv(case, kind), _add(1, 2), _relu(3))
+    return Program((case.channels, *case.size), ops, storage="f32")
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(
+    "kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma", "fma rows", "xnor", "linear"]
+)
+def test_every_kernel_adds_to_what_is_there(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    for case in CASES.values():
+        program = _sum_of_two(case, KINDS.get(kernel, "stacked"))
+        check(program, row)
+        x = np.random.default_rng(0).standard_normal(program.input_shape).astype(np.float32)
+        net = load(encode(program), isa=row)
+        want = load(encode(program), isa="portable").values(x)
+        for got, expected in zip(net.values(x), want, strict=True):
+            _same(got, expected)
+        np.testing.assert_array_equal(net(x, threads=2), net(x))
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_signs_of_the_input(row: str) -> None:
     for name in ("seven", "odd_channels", "stride2_odd"):
@@ -55,6 +91,7 @@ def test_a_pixel_of_real_values(row: str) -> None:
 
 
 CASE = Case(16, (9, 11), 16, blocks=2, filters=8)
+ONE = Case(16, (9, 11), 16, blocks=1)
 STRIDED = replace(CASE, stride=(2, 2))
 SHORTCUT = replace(STRIDED, kernel=(1, 1), padding=(0, 0, 0, 0))
 
@@ -92,6 +129,16 @@ NETWORKS: dict[str, tuple[Op, ...]] = {
     ),
     "added_is_overwritten_next": (_conv(CASE, "stacked"), _relu(0), _conv(CASE, "stacked", (1,)), _add(2, 3), _relu(2)),
     "the_sum_is_the_result": (_conv(CASE, "stacked"), _add(0, 1)),
+    "added_is_read_in_between": (_conv(CASE, "stacked"), _conv(ONE, "stacked"), _relu(1), _add(1, 2), _add(3, 4)),
+    "added_is_read_later": (_conv(CASE, "stacked"), _conv(ONE, "stacked"), _add(2, 1), _relu(1), _add(3, 4)),
+    "added_is_what_the_convolution_reads": (_relu(0), _conv(CASE, "stacked", (1,)), _add(1, 2), _relu(3)),
+    "added_in_another_shape_too": (
+        _conv(CASE, "stacked"), Reshape(inputs=(1,), shape=(16, 9, 11)), _conv(ONE, "stacked", (2,)), _add(1, 3),
+    ),
+    "sums_of_sums": (
+        _conv(CASE, "stacked"), _conv(ONE, "stacked"), _add(1, 2), _relu(3), _conv(CASE, "stacked", (4,)), _add(5, 4),
+        _conv(ONE, "stacked", (6,)), _add(6, 7), _conv(CASE, "stacked"), _add(8, 9), _relu(10),
+    ),
 }  # fmt: skip
 
 
@@ -129,3 +176,78 @@ def test_dense_stem_adds_as_well() -> None:
     )
     for row in ROWS:
         check(Program((3, 32, 32), ops, storage="f32"), row)
+
+
+# ------------------------------------------------------------------------- convolutions and maxima in turns
+
+POOLS = {
+    "of_residual_networks": Pool(inputs=(2,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),
+    "halves": Pool(inputs=(2,), kind="max", kernel=(2, 2), stride=(2, 2)),
+    "overlapping": Pool(inputs=(2,), kind="max", kernel=(5, 3), stride=(1, 1), padding=(2, 1)),
+    "with_gaps": Pool(inputs=(2,), kind="max", kernel=(2, 2), stride=(5, 3)),
+    "dilated": Pool(inputs=(2,), kind="max", kernel=(3, 2), stride=(2, 1), padding=(1, 0), dilation=(4, 2)),
+    "over_the_end": Pool(inputs=(2,), kind="max", kernel=(4, 4), stride=(3, 3), padding=(2, 2), ceil_mode=True),
+}
+
+
+def _stem(pool: Pool, height: int, width: int, channels: int, stride: int, size: int, groups: int = 1) -> Program:
+    """A dense convolution with so large an output that the maximum behind it is done band by band."""
+    random = np.random.default_rng(5)
+    weight = Dense(random.standard_normal((channels, 4 // groups, size, size)).astype(np.float32))
+    padding = (size // 2,) * 4
+    conv = Conv(inputs=(0,), weight=weight, stride=(stride, stride), padding=padding, groups=groups)
+    return Program((4, height, width), (conv, _relu(1), pool), storage="f32")
+
+
+@pytest.mark.parametrize("row", ["portable", *ROWS])
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("kernel", ["fma", "fma rows"])
+def test_maxima_in_turns(kernel: str, name: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    for program in (_stem(POOLS[name], 160, 96, 10, 1, 3), _stem(POOLS[name], 420, 203, 8, 2, 7, groups=2)):
+        data = encode(program)
+        x = np.random.default_rng(0).standard_normal((2, *program.input_shape)).astype(np.float32)
+        net = load(data, isa=row)
+        want = net.values(x)[-1]  # one operation after the other
+        np.testing.assert_array_equal(net(x), want)
+        np.testing.assert_array_equal(net(x, threads=2), want)
+        np.testing.assert_array_equal(net(x[1], threads=2), want[1])
+        _same(want, load(data, isa="portable").values(x)[-1])
+        times = net.times(x[0])
+        assert times[0].total > 0
+        assert times[2].total > 0
+
+
+@pytest.mark.parametrize("row", ["portable", *ROWS])
+@pytest.mark.parametrize("name", POOLS)
+def test_maxima_of_levels_in_turns(name: str, row: str) -> None:
+    """The layer behind the maximum computes in integers: no fp32 numbers are between the two."""
+    program = _stem(POOLS[name], 420, 203, 8, 2, 7)
+    signs = np.where(np.random.default_rng(1).standard_normal((6, 4, 3, 3)) > 0, 1, -1).astype(np.int8)
+    index = np.arange(24).reshape(12, 2) % 6
+    weight = Stacked(bank=signs, index=index, scale=np.ones((12, 2), np.float32))
+    layer = Conv(inputs=(3,), weight=weight, padding=(1, 1, 1, 1), levels=Levels(0.2))
+    for ops in (
+        (*program.ops, layer),
+        (*program.ops, layer, replace(layer, inputs=(3,), levels=Levels(0.1)), _add(4, 5)),
+    ):
+        data = encode(replace(program, ops=ops))
+        x = np.random.default_rng(0).standard_normal((2, *program.input_shape)).astype(np.float32)
+        net = load(data, isa=row)
+        want = net.values(x)[-1]
+        np.testing.assert_array_equal(net(x), want)
+        np.testing.assert_array_equal(net(x[1], threads=2), want[1])
+
+
+def test_a_maximum_of_what_others_read_too() -> None:
+    program = _stem(POOLS["of_residual_networks"], 160, 96, 10, 1, 3)
+    pool = program.ops[-1]
+    again = (
+        (*program.ops, Pool(inputs=(2,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)), _add(3, 4)),
+        (*program.ops[:2], _relu(0), replace(pool, inputs=(2,)), _add(4, 4), replace(pool, inputs=(3,))),
+        (*program.ops[:2], replace(pool, inputs=(1,))),
+    )
+    x = np.random.default_rng(0).standard_normal(program.input_shape).astype(np.float32)
+    for ops in again:
+        net = load(encode(replace(program, ops=ops)))
+        np.testing.assert_array_equal(net(x), net.values(x)[-1])

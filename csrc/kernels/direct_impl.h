@@ -86,5 +86,5 @@ static void direct_run(const sb_conv *conv, const float *in, float *out, void *m
 }
 
 static const sb_conv_kernel direct_kernel = {
-    .name = "direct", .cost = direct_cost, .scratch_size = direct_scratch_size, .run = direct_run, .writes_levels = true,
+    .name = "direct", .cost = direct_cost, .scratch_size = direct_scratch_size, .run = direct_run, .adds_in_place = true, .writes_levels = true,
 };

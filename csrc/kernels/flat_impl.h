@@ -170,12 +170,12 @@ static NEVER_INLINE void stage_band(const sb_conv *conv, const flat_plan *plan, 
                               plan->x_low * conv->stride_w + x_phase, plan->pitch, staged + row * plan->pitch);
 }
 
-/* Adds the register that starts at a pixel of row y, split where rows end. */
-static void add_vector(const sb_conv *conv, const flat_plan *plan, int y0, int rows, int pixel, flat_scratch *scratch,
-                       int *parts) {
+/* Adds the register that starts at a pixel of row y, split where rows end. Lanes before `lane` are not output. */
+static void add_vector(const sb_conv *conv, const flat_plan *plan, int y0, int rows, int pixel, int lane,
+                       flat_scratch *scratch, int *parts) {
     flat_vector *vector = &scratch->vectors[scratch->vectors_count++];
     *vector = (flat_vector){.pixel = pixel, .first_part = *parts};
-    for (int lane = 0; lane < LANES;) {
+    while (lane < LANES) {
         const int row = (pixel + lane) / plan->pitch, x = (pixel + lane) % plan->pitch;
         int count = LANES - lane;
         if (row >= rows)
@@ -199,13 +199,13 @@ static void list_vectors(const sb_conv *conv, const flat_plan *plan, int y0, int
     if (plan->by_row) {
         for (int row = 0; row < rows; row++)
             for (int x = 0; x < conv->out_width; x += LANES)
-                add_vector(conv, plan, y0, rows, row * plan->pitch + x, scratch, &parts);
+                add_vector(conv, plan, y0, rows, row * plan->pitch + x, 0, scratch, &parts);
     } else {
         const int pixels = (rows - 1) * plan->pitch + conv->out_width;
         for (int pixel = 0; pixel < pixels; pixel += LANES) {
             /* Nothing is readable behind the end of an input used in place: the last register overlaps its neighbour. */
-            const bool overlap = plan->in_place && pixel + LANES > pixels;
-            add_vector(conv, plan, y0, rows, overlap ? pixels - LANES : pixel, scratch, &parts);
+            const int back = plan->in_place && pixel + LANES > pixels ? pixel + LANES - pixels : 0;
+            add_vector(conv, plan, y0, rows, pixel - back, back, scratch, &parts);
         }
     }
     for (int i = 0; i < FLAT_REGISTERS; i++) /* to fill up the last tile */
@@ -248,7 +248,8 @@ ALWAYS_INLINE void flat_tile(const flat_plan *plan, const float *staged, const i
 typedef struct {
     const float *scale, *shift, *added; /* NULL: none */
     limits range;
-    size_t plane;       /* floats of an output channel */
+    size_t plane;       /* floats of an output channel, */
+    size_t skipped;     /* and of its rows that there is no room for before the first one that is written */
     float *out;         /* NULL: levels alone */
     int8_t *levels;     /* NULL: floats alone */
     level_range to;
@@ -260,7 +261,8 @@ static flat_finish finish_of(const sb_conv *conv, float *out) {
         .shift = conv->weight.shift,
         .added = conv->added,
         .range = limits_of(conv->then),
-        .plane = (size_t)conv->out_height * conv->out_width,
+        .plane = (size_t)(conv->room_rows ? conv->room_rows : conv->out_height) * conv->out_width,
+        .skipped = (size_t)conv->first_row * conv->out_width,
         .out = out,
         .levels = conv->level_out,
         .to = range_of(conv->out_levels),
@@ -291,7 +293,7 @@ static NEVER_INLINE void write_parts(const flat_finish *finish, size_t first, co
 ALWAYS_INLINE void write_vectors(const flat_finish *finish, const flat_scratch *scratch, size_t t,
                                  const flat_vector *vectors, int count, const vfloat *sum) {
     const flat_finish local = *finish;
-    const size_t first = t * local.plane;
+    const size_t first = t * local.plane - local.skipped; /* may wrap around, and does so back with a pixel */
     const vfloat scale = vsplat(local.scale ? local.scale[t] : 1.0f), shift = vsplat(local.shift ? local.shift[t] : 0.0f);
     const flat_part *parts = scratch->parts;
     UNROLL
@@ -332,7 +334,7 @@ ALWAYS_INLINE void write_tile(const flat_finish *finish, const flat_scratch *scr
     size_t at[FLAT_REGISTERS];
     UNROLL
     for (int r = 0; r < FLAT_REGISTERS; r++)
-        at[r] = t * local.plane + scratch->parts[vectors[r].first_part].pixel;
+        at[r] = t * local.plane + scratch->parts[vectors[r].first_part].pixel - local.skipped;
     for (int c = 0; c < channels; c++, sum += FLAT_REGISTERS) {
         const vfloat scale = vsplat(local.scale ? local.scale[t + c] : 1.0f);
         const vfloat shift = vsplat(local.shift ? local.shift[t + c] : 0.0f);

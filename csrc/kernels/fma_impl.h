@@ -175,6 +175,8 @@ static int32_t fma_pieces(const sb_conv *conv) {
     return (conv->out_height + plan.band_rows - 1) / plan.band_rows;
 }
 
+static int32_t fma_band_rows(const sb_conv *conv) { return plan_fma(conv).band_rows; }
+
 static void fma_run_pieces(const sb_conv *conv, int32_t first, int32_t last, const float *in, float *out, void *memory) {
     const flat_plan plan = plan_fma(conv);
     const size_t group_weights = (size_t)filter_batches(conv) * batch_floats(conv);
@@ -206,6 +208,6 @@ static void fma_run(const sb_conv *conv, const float *in, float *out, void *memo
 
 static const sb_conv_kernel fma_kernel = {
     .name = "fma", .cost = fma_cost, .prepared_size = fma_prepared_size, .prepare = fma_prepare,
-    .scratch_size = fma_scratch_size, .run = fma_run, .writes_levels = true, .pieces = fma_pieces,
-    .run_pieces = fma_run_pieces,
+    .scratch_size = fma_scratch_size, .run = fma_run, .adds_in_place = true, .writes_levels = true, .pieces = fma_pieces,
+    .run_pieces = fma_run_pieces, .band_rows = fma_band_rows,
 };

@@ -291,6 +291,12 @@ static int32_t strip_pieces(const sb_conv *conv) {
     return (conv->out_height / STRIP + plan.view.band_rows - 1) / plan.view.band_rows;
 }
 
+static int32_t strip_band_rows(const sb_conv *conv) {
+    strip_plan plan;
+    plan_strips(conv, &plan);
+    return plan.view.band_rows * STRIP;
+}
+
 static void strip_run_pieces(const sb_conv *conv, int32_t first, int32_t last, const float *in, float *out, void *memory) {
     const sb_conv view = view_in_strips(conv);
     strip_plan plan;
@@ -333,6 +339,6 @@ static void strip_run(const sb_conv *conv, const float *in, float *out, void *me
 
 static const sb_conv_kernel fma_rows_kernel = {
     .name = "fma rows", .cost = strip_cost, .prepared_size = strip_prepared_size, .prepare = strip_prepare,
-    .scratch_size = strip_scratch_size, .run = strip_run, .writes_levels = true, .pieces = strip_pieces,
-    .run_pieces = strip_run_pieces,
+    .scratch_size = strip_scratch_size, .run = strip_run, .adds_in_place = true, .writes_levels = true, .pieces = strip_pieces,
+    .run_pieces = strip_run_pieces, .band_rows = strip_band_rows,
 };

@@ -460,7 +460,7 @@ static void dot_run(const sb_conv *conv, const int8_t *in, float *out, void *mem
 
 static const sb_conv_kernel dot_kernel = {
     .name = "dot", .cost = dot_cost, .prepared_size = dot_prepared_size, .prepare = dot_prepare,
-    .scratch_size = dot_scratch_size, .run_levels = dot_run, .pieces = dot_pieces, .run_level_pieces = dot_run_pieces,
+    .scratch_size = dot_scratch_size, .adds_in_place = true, .run_levels = dot_run, .pieces = dot_pieces, .run_level_pieces = dot_run_pieces,
 };
 
 #endif

@@ -464,7 +464,7 @@ static void rows_run(const sb_conv *conv, const int8_t *in, float *out, void *me
 
 static const sb_conv_kernel dot_rows_kernel = {
     .name = "dot rows", .cost = rows_cost, .prepared_size = rows_prepared_size, .prepare = rows_prepare,
-    .scratch_size = rows_scratch_size, .run_levels = rows_run, .pieces = rows_pieces, .run_level_pieces = rows_run_pieces,
+    .scratch_size = rows_scratch_size, .adds_in_place = true, .run_levels = rows_run, .pieces = rows_pieces, .run_level_pieces = rows_run_pieces,
 };
 
 #endif

@@ -69,8 +69,8 @@ ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int fi
     if (folds && range.low * to.factor > to.lowest)
         to.lowest = range.low * to.factor;
     const level_piece *pieces = job->pieces + first;
-    ptrdiff_t at[4];
-    size_t offset[4];
+    ptrdiff_t at[8];
+    size_t offset[8];
     UNROLL
     for (int p = 0; p < count; p++) {
         at[p] = pieces[p].map;
@@ -84,7 +84,7 @@ ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int fi
     int8_t *const level_out = conv->level_out;
     for (size_t t = job->begin; t < end; t++, map_offset += k) {
         const float *from = map[0] + map_offset[0];
-        FLOATS sum[4];
+        FLOATS sum[8];
         UNROLL
         for (int p = 0; p < count; p++)
             sum[p] = LOAD(from + at[p]);
@@ -123,9 +123,13 @@ ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int fi
     }
 }
 
-/* All pieces, four at a time while there are as many. */
+/* All pieces, as many at a time as there are registers for; levels alone, which are short, gain nothing from eight. */
 ALWAYS_INLINE void PASTE(merge_level_runs, WIDTH)(const level_merge_job *job, const bool straight, const bool plain) {
     int first = 0;
+#if WIDTH >= 16
+    for (; straight && !plain && first + 8 <= job->pieces_count; first += 8)
+        PASTE(merge_levels, WIDTH)(job, first, 8, straight, plain);
+#endif
     for (; first + 4 <= job->pieces_count; first += 4)
         PASTE(merge_levels, WIDTH)(job, first, 4, straight, plain);
     for (; first + 2 <= job->pieces_count; first += 2)

@@ -231,13 +231,19 @@ ALWAYS_INLINE void pool_neighbouring_rows(const int8_t *in, int8_t *out, size_t 
             out[x] = in[x] > in[width + x] ? in[x] : in[width + x];
 }
 
+/* Are all planes, and the halves of both of their sides, one run of memory? */
+static bool halves_in_one_run(const sb_pool *pool) {
+    return pool->height == 2 * pool->out_height && pool->width == 2 * pool->out_width &&
+           pool->in_plane == (size_t)pool->height * pool->width &&
+           pool->out_plane == (size_t)pool->out_height * pool->out_width;
+}
+
 /* Halves both sides of all planes: columns first, then rows, some rows at a time. */
 static bool pool_level_halves(const sb_pool *pool, const int8_t *in, int8_t *out) {
     enum { ROOM = 4096 };
     const size_t width = (size_t)pool->out_width, rows = (size_t)pool->channels * pool->out_height;
     if (pool->kernel_h != 2 || pool->kernel_w != 2 || pool->stride_h != 2 || pool->stride_w != 2 || pool->pad_top ||
-        pool->pad_left || pool->dilation_h != 1 || pool->dilation_w != 1 || pool->height != 2 * pool->out_height ||
-        pool->width != 2 * pool->out_width || width > ROOM / 2)
+        pool->pad_left || pool->dilation_h != 1 || pool->dilation_w != 1 || !halves_in_one_run(pool) || width > ROOM / 2)
         return false;
     int8_t halves[ROOM];
     const size_t step = ROOM / (2 * width);
@@ -292,9 +298,9 @@ static bool pool_level_rows(const sb_pool *pool, int8_t lowest, const int8_t *in
     const int64_t below = (int64_t)(pool->out_height - 1) * pool->stride_h + (int64_t)(pool->kernel_h - 1) * pool->dilation_h;
     if (reach >= POOL_ROW || (int64_t)pool->pad_left + pool->width > POOL_ROW || below > INT32_MAX)
         return false;
-    for (int c = 0; c < pool->channels; c++, in += (size_t)pool->height * pool->width)
-        for (int y = 0; y < pool->out_height; y++, out += pool->out_width)
-            pool_level_row(pool, lowest, in, y, out);
+    for (int c = 0; c < pool->channels; c++, in += pool->in_plane, out += pool->out_plane)
+        for (int y = 0; y < pool->out_height; y++)
+            pool_level_row(pool, lowest, in, y, out + (size_t)y * pool->out_width);
     return true;
 }
 

@@ -483,6 +483,6 @@ static void level_table_run(const sb_conv *conv, const int8_t *in, float *out, v
 
 static const sb_conv_kernel level_table_kernel = {
     .name = "table", .cost = level_table_cost, .prepared_size = level_table_prepared_size,
-    .prepare = level_table_prepare, .scratch_size = level_table_scratch_size, .run_levels = level_table_run,
+    .prepare = level_table_prepare, .scratch_size = level_table_scratch_size, .adds_in_place = true, .run_levels = level_table_run,
     .pieces = table_pieces, .run_level_pieces = level_table_run_pieces,
 };

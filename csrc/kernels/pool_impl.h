@@ -132,7 +132,7 @@ static bool pool_halves(const sb_pool *pool, const float *in, float *out) {
     const size_t outputs = (size_t)pool->channels * pool->out_height * pool->out_width;
     if (pool->average || pool->kernel_h != 2 || pool->kernel_w != 2 || pool->stride_h != 2 || pool->stride_w != 2 ||
         pool->pad_top || pool->pad_left || pool->dilation_h != 1 || pool->dilation_w != 1 ||
-        pool->height != 2 * pool->out_height || pool->width != 2 * pool->out_width)
+        !halves_in_one_run(pool))
         return false;
     if (pool->out_width % LANES == 0) {
         pool_wide(in, out, (size_t)pool->channels * pool->out_height, (size_t)pool->out_width);
@@ -177,7 +177,7 @@ static void simd_pool(const sb_pool *pool, const float *in, float *out) {
             pool_plane(pool, true, in, row, columns, out);
         else
             pool_plane(pool, false, in, row, columns, out);
-        in += (size_t)pool->height * pool->width;
-        out += (size_t)pool->out_height * pool->out_width;
+        in += pool->in_plane;
+        out += pool->out_plane;
     }
 }

@@ -121,12 +121,13 @@ static float window_mean(const sb_pool *pool, const float *plane, int64_t top, i
 
 static void pool_planes(const sb_pool *pool, const float *in, float *out) {
     for (int32_t c = 0; c < pool->channels; c++) {
-        const float *plane = in + (int64_t)c * pool->height * pool->width;
+        const float *plane = in + (size_t)c * pool->in_plane;
+        float *to = out + (size_t)c * pool->out_plane;
         for (int32_t y = 0; y < pool->out_height; y++) {
             for (int32_t x = 0; x < pool->out_width; x++) {
                 const int64_t top = (int64_t)y * pool->stride_h - pool->pad_top;
                 const int64_t left = (int64_t)x * pool->stride_w - pool->pad_left;
-                *out++ = pool->average ? window_mean(pool, plane, top, left) : window_max(pool, plane, top, left);
+                *to++ = pool->average ? window_mean(pool, plane, top, left) : window_max(pool, plane, top, left);
             }
         }
     }

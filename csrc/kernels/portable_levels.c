@@ -110,10 +110,11 @@ static int8_t window_max(const sb_pool *pool, int8_t lowest, const int8_t *plane
 
 void sb_pool_levels(const sb_pool *pool, int8_t lowest, const int8_t *in, int8_t *out) {
     for (int32_t c = 0; c < pool->channels; c++) {
-        const int8_t *plane = in + (int64_t)c * pool->height * pool->width;
+        const int8_t *plane = in + (size_t)c * pool->in_plane;
+        int8_t *to = out + (size_t)c * pool->out_plane;
         for (int32_t y = 0; y < pool->out_height; y++)
             for (int32_t x = 0; x < pool->out_width; x++)
-                *out++ = window_max(pool, lowest, plane, (int64_t)y * pool->stride_h - pool->pad_top,
+                *to++ = window_max(pool, lowest, plane, (int64_t)y * pool->stride_h - pool->pad_top,
                                     (int64_t)x * pool->stride_w - pool->pad_left);
     }
 }

@@ -457,7 +457,8 @@ static void table_run(const sb_conv *conv, const float *in, float *out, void *me
     } \
     static const sb_conv_kernel kernel = { \
         .name = name_of_it, .cost = kernel##_cost, .prepared_size = kernel##_prepared_size, .prepare = kernel##_prepare, \
-        .scratch_size = kernel##_scratch_size, .run = table_run, .pieces = table_pieces, .run_pieces = table_run_pieces, \
+        .scratch_size = kernel##_scratch_size, .run = table_run, .adds_in_place = true, .pieces = table_pieces, \
+        .run_pieces = table_run_pieces, \
     };
 TABLE_KERNEL(table_kernel, "table", TABLE_QUAD)
 TABLE_KERNEL(table_5_kernel, "table 5", 5)

@@ -19,7 +19,7 @@ ALWAYS_INLINE void PASTE(merge_pieces, WIDTH)(const merge_job *job, int first, c
     for (size_t t = job->begin; t < job->end; t++) {
         const uint32_t *offset = job->map_offset + t * k;
         const float *ratio = weight->ratio ? weight->ratio + t * k : NULL;
-        FLOATS sum[4];
+        FLOATS sum[8];
         UNROLL
         for (int p = 0; p < count; p++)
             sum[p] = (FLOATS){0};
@@ -40,31 +40,35 @@ ALWAYS_INLINE void PASTE(merge_pieces, WIDTH)(const merge_job *job, int first, c
             FLOATS v = sum[p] * scale + shift;
             if (added)
                 v += whole ? LOAD(added + at->offset) : LOAD_PART(added + at->offset, at->begin, at->end);
-            v = AT_MOST(AT_LEAST(v, SPLAT(range.low)), SPLAT(range.high));
+            sum[p] = AT_MOST(AT_LEAST(v, SPLAT(range.low)), SPLAT(range.high));
+        }
+        UNROLL /* not before all have been loaded: a load waits for a store of some lanes that it overlaps */
+        for (int p = 0; p < count; p++) {
+            const table_piece *at = &job->pieces[first + p];
             if (whole)
-                PASTE(store, WIDTH)(plane + at->offset, v);
+                PASTE(store, WIDTH)(plane + at->offset, sum[p]);
             else
-                PASTE(store_part, WIDTH)(plane + at->offset, v, at->begin, at->end);
+                PASTE(store_part, WIDTH)(plane + at->offset, sum[p], at->begin, at->end);
         }
     }
 }
 
+/* As many pieces at a time as there are registers for: the more, the longer are the runs of memory that are written. */
 static NEVER_INLINE void PASTE(merge_region, WIDTH)(const merge_job *job) {
     int first = 0;
-    for (; first + 4 <= job->pieces_count; first += 4)
-        if (job->whole)
-            PASTE(merge_pieces, WIDTH)(job, first, 4, true);
-        else
-            PASTE(merge_pieces, WIDTH)(job, first, 4, false);
-    for (; first + 2 <= job->pieces_count; first += 2)
-        if (job->whole)
-            PASTE(merge_pieces, WIDTH)(job, first, 2, true);
-        else
-            PASTE(merge_pieces, WIDTH)(job, first, 2, false);
-    if (first < job->pieces_count && job->whole)
-        PASTE(merge_pieces, WIDTH)(job, first, 1, true);
-    else if (first < job->pieces_count)
-        PASTE(merge_pieces, WIDTH)(job, first, 1, false);
+#define MERGE(count) \
+    for (; first + (count) <= job->pieces_count; first += (count)) \
+        if (job->whole) \
+            PASTE(merge_pieces, WIDTH)(job, first, count, true); \
+        else \
+            PASTE(merge_pieces, WIDTH)(job, first, count, false);
+#if WIDTH >= 8
+    MERGE(8)
+#endif
+    MERGE(4)
+    MERGE(2)
+    MERGE(1)
+#undef MERGE
 }
 
 #undef FLOATS
