@@ -53,7 +53,7 @@ def test_every_kernel_adds(kernel: str, row: str, monkeypatch: pytest.MonkeyPatc
         check(_residual(case, KINDS.get(kernel, "stacked")), row)
 
 
-def _sum_of_two(case: Case, kind: Kind) -> Program:
+def sum_of_two(case: Case, kind: Kind) -> Program:
     """relu(convolution + convolution): what the second one adds is read for the last time, and may be written over."""
     ops = (_conv(case, kind), _conv(case, kind), _add(1, 2), _relu(3))
     return Program((case.channels, *case.size), ops, storage="f32")
@@ -66,7 +66,7 @@ def _sum_of_two(case: Case, kind: Kind) -> Program:
 def test_every_kernel_adds_to_what_is_there(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     for case in CASES.values():
-        program = _sum_of_two(case, KINDS.get(kernel, "stacked"))
+        program = sum_of_two(case, KINDS.get(kernel, "stacked"))
         check(program, row)
         x = np.random.default_rng(0).standard_normal(program.input_shape).astype(np.float32)
         net = load(encode(program), isa=row)
@@ -190,7 +190,7 @@ POOLS = {
 }
 
 
-def _stem(pool: Pool, height: int, width: int, channels: int, stride: int, size: int, groups: int = 1) -> Program:
+def stem(pool: Pool, height: int, width: int, channels: int, stride: int, size: int, groups: int = 1) -> Program:
     """A dense convolution with so large an output that the maximum behind it is done band by band."""
     random = np.random.default_rng(5)
     weight = Dense(random.standard_normal((channels, 4 // groups, size, size)).astype(np.float32))
@@ -204,7 +204,7 @@ def _stem(pool: Pool, height: int, width: int, channels: int, stride: int, size:
 @pytest.mark.parametrize("kernel", ["fma", "fma rows"])
 def test_maxima_in_turns(kernel: str, name: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
-    for program in (_stem(POOLS[name], 160, 96, 10, 1, 3), _stem(POOLS[name], 420, 203, 8, 2, 7, groups=2)):
+    for program in (stem(POOLS[name], 160, 96, 10, 1, 3), stem(POOLS[name], 420, 203, 8, 2, 7, groups=2)):
         data = encode(program)
         x = np.random.default_rng(0).standard_normal((2, *program.input_shape)).astype(np.float32)
         net = load(data, isa=row)
@@ -218,19 +218,21 @@ def test_maxima_in_turns(kernel: str, name: str, row: str, monkeypatch: pytest.M
         assert times[2].total > 0
 
 
+def levels_behind(program: Program, step: float) -> Conv:
+    """A layer in integers that reads what a `stem` of eight channels gives."""
+    signs = np.where(np.random.default_rng(1).standard_normal((6, 4, 3, 3)) > 0, 1, -1).astype(np.int8)
+    index = np.arange(24).reshape(12, 2) % 6
+    weight = Stacked(bank=signs, index=index, scale=np.ones((12, 2), np.float32))
+    return Conv(inputs=(len(program.ops),), weight=weight, padding=(1, 1, 1, 1), levels=Levels(step))
+
+
 @pytest.mark.parametrize("row", ["portable", *ROWS])
 @pytest.mark.parametrize("name", POOLS)
 def test_maxima_of_levels_in_turns(name: str, row: str) -> None:
     """The layer behind the maximum computes in integers: no fp32 numbers are between the two."""
-    program = _stem(POOLS[name], 420, 203, 8, 2, 7)
-    signs = np.where(np.random.default_rng(1).standard_normal((6, 4, 3, 3)) > 0, 1, -1).astype(np.int8)
-    index = np.arange(24).reshape(12, 2) % 6
-    weight = Stacked(bank=signs, index=index, scale=np.ones((12, 2), np.float32))
-    layer = Conv(inputs=(3,), weight=weight, padding=(1, 1, 1, 1), levels=Levels(0.2))
-    for ops in (
-        (*program.ops, layer),
-        (*program.ops, layer, replace(layer, inputs=(3,), levels=Levels(0.1)), _add(4, 5)),
-    ):
+    program = stem(POOLS[name], 420, 203, 8, 2, 7)
+    layer, other = levels_behind(program, 0.2), levels_behind(program, 0.1)
+    for ops in ((*program.ops, layer), (*program.ops, layer, other, _add(4, 5))):
         data = encode(replace(program, ops=ops))
         x = np.random.default_rng(0).standard_normal((2, *program.input_shape)).astype(np.float32)
         net = load(data, isa=row)
@@ -240,7 +242,7 @@ def test_maxima_of_levels_in_turns(name: str, row: str) -> None:
 
 
 def test_a_maximum_of_what_others_read_too() -> None:
-    program = _stem(POOLS["of_residual_networks"], 160, 96, 10, 1, 3)
+    program = stem(POOLS["of_residual_networks"], 160, 96, 10, 1, 3)
     pool = program.ops[-1]
     again = (
         (*program.ops, Pool(inputs=(2,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)), _add(3, 4)),

@@ -24,6 +24,9 @@ from tests.core_cases import CASES, FUNCTIONS, everything, large, large_on_level
 from tests.hostile import cases
 from tests.hostile.files import flips, sealed_flips, sealed_truncations, truncations
 from tests.hostile.networks import Networks
+from tests.test_fusion import POOLS, levels_behind, stem, sum_of_two
+from tests.test_kernels import CASES as SHAPES
+from tests.test_kernels import Kind
 
 ROOT = Path(__file__).parents[1]
 ROWS = ("portable", "sse2", "avx2", "avx512", "neon")  # one that this machine lacks says so
@@ -144,6 +147,18 @@ def test_kernels_stay_inside_their_buffers(checked: Path, tmp_path: Path, kernel
     for row in ("", "avx2", "sse2"):
         answers = set(statuses(checked, tmp_path, files, row, kernel))
         assert answers == {"ok"} or (row and answers == {"isa"})
+
+
+@pytest.mark.parametrize("row", ["portable", "sse2", "avx2", ""])
+def test_what_is_done_together_stays_inside_its_buffers(checked: Path, tmp_path: Path, row: str) -> None:
+    """Sums in the place of what is added, and convolutions in turns with maxima, in floats and in integers."""
+    kinds: tuple[Kind, ...] = ("stacked", "dense")
+    networks = [sum_of_two(case, kind) for case in SHAPES.values() for kind in kinds]
+    for pool in POOLS.values():
+        first = stem(pool, 420, 203, 8, 2, 7)
+        networks += [first, replace(first, ops=(*first.ops, levels_behind(first, 0.2)))]
+    answers = set(statuses(checked, tmp_path, [encode(network) for network in networks], row, work=1e9))
+    assert answers == {"ok"} or (row and answers == {"isa"})
 
 
 @pytest.mark.parametrize("row", ["portable", "sse2", "avx2", ""])
