@@ -114,6 +114,15 @@ static inline int table_entries(bool levels, int lanes, int registers, int chann
     return 1 << (levels || lanes == 4 || registers <= 2 ? channels : channels - 1);
 }
 
+/* Is the output of every unit merged in whole registers, see table_merge_packed.h? Rows of a quarter of one are; those of half
+ * a register gain nothing. */
+static inline bool table_merges_packed(const sb_conv *conv, const table_plan *table) {
+    const int rows = table->unit_regions * table->rows, together = 4;
+    return table->lanes == TABLE_MAX_LANES && table->slot * together == table->lanes && table->x_tiles == 1 &&
+           conv->weight.blocks <= 2 && table->rows <= 2 && conv->out_width == table->slot &&
+           conv->out_height % rows == 0 && rows % together == 0;
+}
+
 /* Bytes of one tap of one filter in a chunk of so many tuples: codes one behind the other, no more bits than channels. */
 static inline int table_tap_bytes(int chunk_tuples, int channels) { return (chunk_tuples * channels + 7) / 8; }
 

@@ -364,6 +364,7 @@ static void find_pieces(const sb_conv *conv, const table_plan *table, const tabl
 #if LANES >= 16
 #define WIDTH 16
 #include "table_merge.h"
+#include "table_merge_packed.h"
 #endif
 
 static void merge_unit(const sb_conv *conv, const table_plan *table, const table_scratch *scratch, int unit, float *out) {
@@ -374,6 +375,13 @@ static void merge_unit(const sb_conv *conv, const table_plan *table, const table
         .conv = conv, .map = scratch->map, .map_offset = table->map_offset, .out = out,
         .begin = group * per_group, .end = (group + 1) * per_group,
     };
+#if LANES >= 16
+    if (table_merges_packed(conv, table)) {
+        const size_t rows = (size_t)(unit % units) * table->unit_regions * table->rows;
+        merge_packed(&job, table, scratch->maps, rows * conv->out_width);
+        return;
+    }
+#endif
     for (int region = 0; region < table->unit_regions; region++) {
         const table_segment segment = find_segment(conv, table, unit % units, region * blocks);
         find_pieces(conv, table, &segment, &job);

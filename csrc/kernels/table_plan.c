@@ -198,6 +198,10 @@ static double estimate(const sb_conv *conv, const table_plan *table) {
     const double chunk = registers * ((wide ? 6.5 : 1.5) + shifts) + 12;
     const double filter = table->tuples * table->taps * look_up + table->chunks * chunk;
     double merge = per_group * (registers * (conv->weight.blocks + 2.0) * table->segments / 2 + 10);
+    if (table_merges_packed(conv, table)) {
+        const double vectors = (double)table->unit_regions * registers / table->segments;
+        merge = per_group * (vectors * (3.0 * conv->weight.blocks + 4) + 6) / table->unit_regions;
+    }
     if (has_levels(conv)) { /* in floats, half as many a register; regions that lie side by side are merged together */
         const int together = table->unit_blocks == 1 ? table->unit_regions : 1, lanes = together * table->slot;
         const double vectors = (double)table->rows * lanes / smaller(lanes, table->lanes / 2);
