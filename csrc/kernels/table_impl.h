@@ -22,6 +22,7 @@ typedef struct {
     const float **map; /* [input block]: its first map, for the region that is merged */
     pixel_copy *copies;
     int copies_count;
+    bool whole;        /* all copies fill registers */
 } table_scratch;
 
 /* Of the table of a tuple. */
@@ -94,6 +95,7 @@ static void plan_segment(const sb_conv *conv, const table_plan *table, const tab
                     continue;
                 }
                 const int count = (conv->width - 1 - x) / conv->stride_w + 1;
+                scratch->whole = scratch->whole && count >= LANES;
                 scratch->copies[scratch->copies_count++] = (pixel_copy){
                     .source = first + (ptrdiff_t)y * conv->width + x,
                     .target = vector * LANES + lane,
@@ -107,6 +109,7 @@ static void plan_segment(const sb_conv *conv, const table_plan *table, const tab
 static void plan_block(const sb_conv *conv, const table_plan *table, int unit_of_group, int block,
                        table_scratch *scratch) {
     scratch->copies_count = 0;
+    scratch->whole = true;
     for (int i = 0; i < 2 && table->segments > 1; i++)
         memset(scratch->stage[i], 0, (size_t)table->channels * table->table_vectors * ENTRY_BYTES);
     for (int i = 0; i < table->segments; i++) {
@@ -162,8 +165,22 @@ ALWAYS_INLINE void store_sums(const vfloat *x, const int channels, const int ent
 
 ALWAYS_INLINE void build_vectors(const table_scratch *scratch, const float *in, size_t plane, int present, int stride,
                                  const int channels, const int entries, float *table) {
-    for (int i = 0; i < scratch->copies_count; i++) {
-        const pixel_copy *copy = &scratch->copies[i];
+    const pixel_copy *copy = scratch->copies, *end = copy + scratch->copies_count;
+    if (scratch->whole && present == channels && stride == 1)
+        for (; copy < end; copy++) {
+            const float *from = in + copy->source;
+            vfloat x[TABLE_MAX_CHANNELS];
+            UNROLL
+            for (int c = 0; c < channels; c++)
+                x[c] = vload(from + c * plane);
+#ifdef PREF
+            UNROLL
+            for (int c = 0; c < channels; c++)
+                __builtin_prefetch(from + (channels + c) * plane);
+#endif
+            store_sums(x, channels, entries, table + (size_t)copy->target * entries);
+        }
+    for (; copy < end; copy++) {
         vfloat x[TABLE_MAX_CHANNELS];
         UNROLL
         for (int c = 0; c < channels; c++)
