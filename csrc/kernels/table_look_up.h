@@ -93,17 +93,22 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
         LOOK_UP(_add)(job, first + i * SUM_LANES, sum[i]);
 }
 
-/* Blocks of few registers take several filters at once, up to as many as have their addresses in registers. */
+/* Blocks of few registers take several filters at once, up to as many as have their addresses in registers. The last ones are
+ * taken four or two at a time: the additions of a single one would wait for each other. */
 #define LOOK_UP_FILTERS(registers) \
     (SUM_REGISTERS < 2 * (registers) ? 1 : SUM_REGISTERS > 6 * (registers) ? 6 : SUM_REGISTERS / (registers))
 #define DEFINE_LOOK_UP(channels, registers, vectors) \
     static void LOOK_UP(_##channels##_##registers##_##vectors)(const look_up_job *job) \
     { \
         const int filters = LOOK_UP_FILTERS(registers); \
-        int position = 0; \
-        for (; position + filters <= job->listed; position += filters) \
+        int position = 0, left = job->listed; \
+        for (; left >= filters && (left >= filters + 4 || left == filters || filters <= 4); position += filters, left -= filters) \
             LOOK_UP(_filters)(job, position, filters, registers, vectors, channels); \
-        for (; position < job->listed; position++) \
+        for (; filters > 4 && left >= 4; position += 4, left -= 4) \
+            LOOK_UP(_filters)(job, position, filters > 4 ? 4 : 1, registers, vectors, channels); \
+        for (; filters > 2 && left >= 2; position += 2, left -= 2) \
+            LOOK_UP(_filters)(job, position, filters > 2 ? 2 : 1, registers, vectors, channels); \
+        for (; left > 0; position++, left--) \
             LOOK_UP(_filters)(job, position, 1, registers, vectors, channels); \
     }
 #define DEFINE_LOOK_UPS(channels) \
