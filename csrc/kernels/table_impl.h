@@ -22,7 +22,8 @@ typedef struct {
     const float **map; /* [input block]: its first map, for the region that is merged */
     pixel_copy *copies;
     int copies_count;
-    bool whole;        /* all copies fill registers */
+    bool whole;        /* all copies fill registers, or segments of them */
+    bool pairs;        /* and each but the first of two continues its columns: even ones, then odd ones */
 } table_scratch;
 
 /* Of the table of a tuple. */
@@ -77,39 +78,53 @@ static void clear_vector(const table_plan *table, const table_scratch *scratch, 
         memset(scratch->table + tuple * tuple_floats(table) + vector * floats, 0, floats * sizeof(float));
 }
 
-/* Lists where the pixels of one segment of every channel go. What is padding is cleared now, once for all chunks. */
-static void plan_segment(const sb_conv *conv, const table_plan *table, const table_segment *segment, int lane,
-                         table_scratch *scratch) {
+/* Lists where pixels of a row of one plane go, if there are any. What is padding is cleared now, once for all chunks. */
+static void plan_row(const sb_conv *conv, const table_plan *table, const table_segment *segment, const table_plane *plane,
+                     int row, int lane, table_scratch *scratch) {
     const int width = table->slot < LANES ? table->slot : LANES;
     const ptrdiff_t first = (ptrdiff_t)segment->input_block * conv->weight.depth * conv->height * conv->width;
-    for (int p = 0; p < table->planes_count; p++) {
-        const table_plane *plane = &table->planes[p];
-        for (int row = 0; row < plane->rows; row++) {
-            const int y = plane->row + (segment->y + row) * conv->stride_h;
-            for (int v = 0; v < table->vectors; v++) {
-                const int x = plane->column + (segment->x + v * LANES) * conv->stride_w;
-                const int vector = plane->first + row * table->vectors + v;
-                if (y < 0 || y >= conv->height || x >= conv->width) {
-                    if (table->segments == 1)
-                        clear_vector(table, scratch, vector);
-                    continue;
-                }
-                const int count = (conv->width - 1 - x) / conv->stride_w + 1;
-                scratch->whole = scratch->whole && count >= LANES;
-                scratch->copies[scratch->copies_count++] = (pixel_copy){
-                    .source = first + (ptrdiff_t)y * conv->width + x,
-                    .target = vector * LANES + lane,
-                    .count = count < width ? count : width,
-                };
-            }
+    const int y = plane->row + (segment->y + row) * conv->stride_h;
+    for (int v = 0; v < table->vectors; v++) {
+        const int x = plane->column + (segment->x + v * LANES) * conv->stride_w;
+        const int vector = plane->first + row * table->vectors + v;
+        if (y < 0 || y >= conv->height || x >= conv->width) {
+            if (table->segments == 1)
+                clear_vector(table, scratch, vector);
+            continue;
         }
+        const int count = (conv->width - 1 - x) / conv->stride_w + 1;
+        scratch->whole = scratch->whole && count >= width;
+        scratch->copies[scratch->copies_count++] = (pixel_copy){
+            .source = first + (ptrdiff_t)y * conv->width + x,
+            .target = vector * LANES + lane,
+            .count = count < width ? count : width,
+        };
     }
+}
+
+/* Are the planes pairs of the even and the odd columns of the same rows? */
+static bool planes_are_pairs(const sb_conv *conv, const table_plan *table) {
+    bool pairs = conv->stride_w == 2 && table->planes_count % 2 == 0;
+    for (int p = 0; pairs && p < table->planes_count; p += 2)
+        pairs = table->planes[p].row == table->planes[p + 1].row && table->planes[p].column < table->planes[p + 1].column;
+    return pairs;
+}
+
+/* Lists where the pixels of one segment of every channel go, planes that are pairs row by row in turns. */
+static void plan_segment(const sb_conv *conv, const table_plan *table, const table_segment *segment, int lane,
+                         table_scratch *scratch) {
+    const int together = scratch->pairs ? 2 : 1;
+    for (int p = 0; p < table->planes_count; p += together)
+        for (int row = 0; row < table->planes[p].rows; row++)
+            for (int i = 0; i < together; i++)
+                plan_row(conv, table, segment, &table->planes[p + i], row, lane, scratch);
 }
 
 static void plan_block(const sb_conv *conv, const table_plan *table, int unit_of_group, int block,
                        table_scratch *scratch) {
     scratch->copies_count = 0;
     scratch->whole = true;
+    scratch->pairs = table->segments > 1 && planes_are_pairs(conv, table);
     for (int i = 0; i < 2 && table->segments > 1; i++)
         memset(scratch->stage[i], 0, (size_t)table->channels * table->table_vectors * ENTRY_BYTES);
     for (int i = 0; i < table->segments; i++) {
@@ -117,6 +132,7 @@ static void plan_block(const sb_conv *conv, const table_plan *table, int unit_of
         if (segment.rows)
             plan_segment(conv, table, &segment, table->segments > 1 ? i * table->slot : 0, scratch);
     }
+    scratch->pairs = scratch->pairs && scratch->whole;
 }
 
 /* `count` pixels of a register, read with a stride; the lanes behind them are zeros. Nothing behind the last pixel is read. */
@@ -218,14 +234,34 @@ ALWAYS_INLINE void stage_pixels(float *target, const float *source, int count, c
         vstore_part(target, load_pixels(source, count, stride), 0, width);
 }
 
+/* The even and the odd ones of 2·width pixels to two segments. */
+ALWAYS_INLINE void stage_pair(float *even, float *odd, const float *source, const int width) {
+#if LANES >= 8
+    if (width == 8) {
+        const float8 a = load8(source), b = load8(source + 8);
+        store8(even, __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14));
+        store8(odd, __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15));
+        return;
+    }
+#endif
+    for (int lane = 0; lane < width; lane += 4) {
+        const float4 a = load4(source + 2 * lane), b = load4(source + 2 * lane + 4);
+        store4(even + lane, __builtin_shufflevector(a, b, 0, 2, 4, 6));
+        store4(odd + lane, __builtin_shufflevector(a, b, 1, 3, 5, 7));
+    }
+}
+
 /* A tuple of which several segments share a register: staged as vectors first, [channel][vector][lane]. */
 ALWAYS_INLINE void stage_tuple(const table_plan *table, const table_scratch *scratch, const float *in, size_t plane,
                                int channels, const int width, int stride, float *stage) {
+    const pixel_copy *const end = scratch->copies + scratch->copies_count;
     for (int c = 0; c < channels; c++, in += plane, stage += table->table_vectors * LANES)
-        for (int i = 0; i < scratch->copies_count; i++) {
-            const pixel_copy *copy = &scratch->copies[i];
-            stage_pixels(stage + copy->target, in + copy->source, copy->count, width, stride);
-        }
+        if (scratch->pairs)
+            for (const pixel_copy *copy = scratch->copies; copy < end; copy += 2)
+                stage_pair(stage + copy[0].target, stage + copy[1].target, in + copy->source, width);
+        else
+            for (const pixel_copy *copy = scratch->copies; copy < end; copy++)
+                stage_pixels(stage + copy->target, in + copy->source, copy->count, width, stride);
     if (channels < table->channels)
         memset(stage, 0, (size_t)(table->channels - channels) * table->table_vectors * ENTRY_BYTES);
 }
