@@ -55,6 +55,17 @@ ALWAYS_INLINE void PASTE(scatter_levels, WIDTH)(const level_merge_job *job, cons
     }
 }
 
+#if WIDTH == 16
+/* Do all fours of pieces follow each other in the output? */
+ALWAYS_INLINE bool lie_in_fours(const size_t *offset, const int count) {
+    bool fours = count % 4 == 0;
+    UNROLL
+    for (int p = 1; p < count; p++)
+        fours = fours && (p % 4 == 0 || offset[p] == offset[p - 1] + WIDTH);
+    return fours;
+}
+#endif
+
 /* `count` pieces of every channel of a group, from piece `first` on. `straight`: each is one run of the output; `plain`: levels
  * are all that is written, and nothing is added. Whatever the loop reads is a local copy: for all that the compiler
  * knows, a byte that is stored may be part of anything in memory. */
@@ -82,6 +93,9 @@ ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int fi
     const float *const all_added = plain ? NULL : conv->added;
     float *const out = plain ? NULL : job->out;
     int8_t *const level_out = conv->level_out;
+#if WIDTH == 16
+    const bool fours = straight && lie_in_fours(offset, count);
+#endif
     for (size_t t = job->begin; t < end; t++, map_offset += k) {
         const float *from = map[0] + map_offset[0];
         FLOATS sum[8];
@@ -115,11 +129,25 @@ ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int fi
                 STORE(out + t * plane_size + offset[p], v);
             else if (out)
                 PASTE(scatter_piece, WIDTH)(job, &pieces[p], v, out + t * plane_size);
-            if ((plain || level_out) && straight)
-                STORE_LEVELS(level_out + t * plane_size + offset[p], v, to);
-            else if (plain || level_out)
-                PASTE(scatter_levels, WIDTH)(job, &pieces[p], v, to, level_out + t * plane_size);
+            sum[p] = v;
         }
+        if (!plain && !level_out)
+            continue;
+        int8_t *levels = level_out + t * plane_size;
+#if WIDTH == 16
+        if (fours) {
+            UNROLL
+            for (int p = 0; p + 4 <= count; p += 4)
+                store_levels64(levels + offset[p], sum + p, to);
+            continue;
+        }
+#endif
+        UNROLL
+        for (int p = 0; p < count; p++)
+            if (straight)
+                STORE_LEVELS(levels + offset[p], sum[p], to);
+            else
+                PASTE(scatter_levels, WIDTH)(job, &pieces[p], sum[p], to, levels);
     }
 }
 

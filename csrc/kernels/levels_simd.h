@@ -169,11 +169,22 @@ ALWAYS_INLINE void store_levels8(int8_t *p, float8 v, level_range to) {
 }
 #endif
 #if LANES >= 16
-ALWAYS_INLINE void store_levels16(int8_t *p, float16 v, level_range to) {
+ALWAYS_INLINE __m512i round16(float16 v, level_range to) {
     const __m512 scaled = (__m512)(v * splat16(to.factor));
-    const __m512i level = _mm512_cvtps_epi32(
+    return _mm512_cvtps_epi32(
         _mm512_max_ps(_mm512_min_ps(scaled, _mm512_set1_ps(to.highest)), _mm512_set1_ps(to.lowest)));
-    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(level));
+}
+
+ALWAYS_INLINE void store_levels16(int8_t *p, float16 v, level_range to) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(round16(v, to)));
+}
+
+/* Four registers to one of bytes: packed, fours of them lie in turns. */
+ALWAYS_INLINE void store_levels64(int8_t *p, const float16 *v, level_range to) {
+    const __m512i low = _mm512_packs_epi32(round16(v[0], to), round16(v[1], to));
+    const __m512i high = _mm512_packs_epi32(round16(v[2], to), round16(v[3], to));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
 }
 #endif
 #define vstore_levels PASTE(store_levels, LANES)

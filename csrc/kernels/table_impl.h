@@ -189,11 +189,6 @@ ALWAYS_INLINE void build_vectors(const table_scratch *scratch, const float *in, 
             UNROLL
             for (int c = 0; c < channels; c++)
                 x[c] = vload(from + c * plane);
-#ifdef PREF
-            UNROLL
-            for (int c = 0; c < channels; c++)
-                __builtin_prefetch(from + (channels + c) * plane);
-#endif
             store_sums(x, channels, entries, table + (size_t)copy->target * entries);
         }
     for (; copy < end; copy++) {
