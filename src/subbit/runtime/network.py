@@ -9,7 +9,7 @@ import weakref
 from ctypes import byref, c_int32, c_void_p
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,12 +133,11 @@ class Network:
         """
         batch, single = self._batch(x)
         out = np.empty((len(batch), *self.output_shape), np.float32)
-        if not isinstance(threads, SupportsIndex) or index(threads) < 1:
-            raise InputError(f"threads={threads!r}: give a whole number, at least 1")
-        if threads == 1 or not len(batch):
+        count = _thread_count(threads)
+        if count == 1 or not len(batch):
             self._run(batch, out)
         else:
-            self._run_team(batch, out, index(threads))
+            self._run_team(batch, out, count)
         return out[0] if single else out
 
     def predict(self, x: Any, *, threads: int = 1) -> NDArray[np.int64]:
@@ -284,6 +283,17 @@ class Network:
         finally:
             with self._lock:
                 waiting.append(team)
+
+
+def _thread_count(threads: Any) -> int:
+    """`threads` as a number. Asking whether it is a `SupportsIndex` would take longer than a small network."""
+    try:
+        count = index(threads)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise InputError(f"threads={threads!r}: give a whole number, at least 1")
+    return count
 
 
 def _as_array(x: Any) -> NDArray[Any]:
