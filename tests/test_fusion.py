@@ -55,7 +55,9 @@ def test_every_kernel_adds(kernel: str, row: str, monkeypatch: pytest.MonkeyPatc
 
 def sum_of_two(case: Case, kind: Kind) -> Program:
     """relu(convolution + convolution): what the second one adds is read for the last time, and may be written over."""
-    ops = (_conv(case, kind), _conv(case, kind), _add(1, 2), _relu(3))
+    other = _conv(case, kind)
+    assert other.scale is not None
+    ops = (_conv(case, kind), replace(other, scale=-1.5 * other.scale[::-1]), _add(1, 2), _relu(3))
     return Program((case.channels, *case.size), ops, storage="f32")
 
 
@@ -204,10 +206,11 @@ def stem(pool: Pool, height: int, width: int, channels: int, stride: int, size: 
 @pytest.mark.parametrize("kernel", ["fma", "fma rows"])
 def test_maxima_in_turns(kernel: str, name: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
-    for program in (stem(POOLS[name], 160, 96, 10, 1, 3), stem(POOLS[name], 420, 203, 8, 2, 7, groups=2)):
+    for program in (stem(POOLS[name], 160, 96, 10, 1, 3), stem(POOLS[name], 424, 203, 8, 2, 7, groups=2)):
         data = encode(program)
         x = np.random.default_rng(0).standard_normal((2, *program.input_shape)).astype(np.float32)
         net = load(data, isa=row)
+        assert row == "portable" or net.operations[0].kernel == kernel
         want = net.values(x)[-1]  # one operation after the other
         np.testing.assert_array_equal(net(x), want)
         np.testing.assert_array_equal(net(x, threads=2), want)
@@ -228,14 +231,17 @@ def levels_behind(program: Program, step: float) -> Conv:
 
 @pytest.mark.parametrize("row", ["portable", *ROWS])
 @pytest.mark.parametrize("name", POOLS)
-def test_maxima_of_levels_in_turns(name: str, row: str) -> None:
+@pytest.mark.parametrize("kernel", ["fma", "fma rows"])
+def test_maxima_of_levels_in_turns(kernel: str, name: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer behind the maximum computes in integers: no fp32 numbers are between the two."""
-    program = stem(POOLS[name], 420, 203, 8, 2, 7)
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    program = stem(POOLS[name], 424, 203, 8, 2, 7)
     layer, other = levels_behind(program, 0.2), levels_behind(program, 0.1)
     for ops in ((*program.ops, layer), (*program.ops, layer, other, _add(4, 5))):
         data = encode(replace(program, ops=ops))
         x = np.random.default_rng(0).standard_normal((2, *program.input_shape)).astype(np.float32)
         net = load(data, isa=row)
+        assert row == "portable" or net.operations[0].kernel == kernel
         want = net.values(x)[-1]
         np.testing.assert_array_equal(net(x), want)
         np.testing.assert_array_equal(net(x[1], threads=2), want[1])

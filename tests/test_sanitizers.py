@@ -155,7 +155,7 @@ def test_what_is_done_together_stays_inside_its_buffers(checked: Path, tmp_path:
     kinds: tuple[Kind, ...] = ("stacked", "dense")
     networks = [sum_of_two(case, kind) for case in SHAPES.values() for kind in kinds]
     for pool in POOLS.values():
-        first = stem(pool, 420, 203, 8, 2, 7)
+        first = stem(pool, 424, 203, 8, 2, 7)
         networks += [first, replace(first, ops=(*first.ops, levels_behind(first, 0.2)))]
     answers = set(statuses(checked, tmp_path, [encode(network) for network in networks], row, work=1e9))
     assert answers == {"ok"} or (row and answers == {"isa"})

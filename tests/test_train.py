@@ -201,8 +201,20 @@ def test_start_from_a_run_of_the_same_method(tmp_path: Path) -> None:
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert all(module.training for module in started.modules())
-    with pytest.raises(ConfigError, match=r"f1, f2, keep and options .* must be equal"):
+    with pytest.raises(ConfigError, match=r"classes, f1, f2, keep, .* must be equal"):
         build_model(tiny.settings(init_from=str(tmp_path / "slbf"), f2="1/4"), 10, 1)
+
+
+def test_selections_that_were_frozen_learn_again(tmp_path: Path) -> None:
+    fit(tiny.settings(epochs=1, freeze_selection=1.0), out=tmp_path / "slbf", data=tiny.digits())
+    trained, _ = load_run(tmp_path / "slbf")
+    started = build_model(tiny.settings(init_from=str(tmp_path / "slbf")), 10, 1)
+    layers = [(a, b) for a, b in zip(trained.modules(), started.modules(), strict=True) if isinstance(a, StackedLayer)]
+    assert layers
+    for before, after in layers:
+        assert isinstance(after, StackedLayer)
+        assert bool(before.frozen)
+        assert not bool(after.frozen)
 
 
 def test_starting_point_must_be_dense_or_alike(dense: Path, tmp_path: Path) -> None:
@@ -410,6 +422,22 @@ def test_packed_file_teaches_as_the_network_it_was_packed_from(dense: Path, tmp_
     assert losses[3] < 0.9 * losses[0]
 
 
+def test_a_teacher_that_was_replaced_is_noticed(dense: Path, tmp_path: Path) -> None:
+    import shutil
+
+    teacher = tmp_path / "teacher.pt"
+    shutil.copy(dense / "model.pt", teacher)
+    settings = tiny.settings(teacher=teacher, epochs=1)
+    fit(settings, out=tmp_path / "run", data=tiny.digits())
+    (tmp_path / "run" / "result.json").unlink()
+    fit(settings, out=tmp_path / "run", data=tiny.digits(), resume=True)
+    (tmp_path / "run" / "result.json").unlink()
+    fit(tiny.settings(method="dense", epochs=1, seed=4), out=tmp_path / "other", data=tiny.digits())
+    shutil.copy(tmp_path / "other" / "model.pt", teacher)
+    with pytest.raises(ConfigError, match="had other teachers"):
+        fit(settings, out=tmp_path / "run", data=tiny.digits(), resume=True)
+
+
 def test_packed_teacher_must_expect_such_images(dense: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
@@ -426,6 +454,10 @@ def test_packed_teacher_must_expect_such_images(dense: Path, tmp_path: Path) -> 
         open_teacher(str(tmp_path / "a.sbit"), replace(data, classes=tuple("abcdefghij")))
     with pytest.raises(InputError, match="there is no file 'lenet', and the zoo has no network 'lenet'"):
         open_teacher("lenet", data)
+    subbit.pack(run.model, tmp_path / "b.sbit", example=torch.zeros(1, *run.shape))  # neither labels nor preprocessing
+    open_teacher(str(tmp_path / "b.sbit"), data)
+    with pytest.raises(ConfigError, match=r"gives \(10,\) numbers, .* has 3 classes"):
+        open_teacher(str(tmp_path / "b.sbit"), replace(data, classes=tuple("abc")))
 
 
 def test_balance_penalty_of_legonet() -> None:

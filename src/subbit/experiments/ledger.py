@@ -52,7 +52,7 @@ class Entry:
     cpu: str
     threads: int
     command: str
-    settings: Mapping[str, Any]  # as resolved, without paths
+    settings: Mapping[str, Any]  # as resolved, without what lies in folders of runs; files of teachers
     layers: tuple[Layer, ...] = ()
 
     def to_line(self) -> str:

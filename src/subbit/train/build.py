@@ -19,6 +19,7 @@ from subbit.errors import ConfigError, TrainingError
 from subbit.methods import from_config
 from subbit.methods.base import Method
 from subbit.methods.slbf import SLBF, SLBFLayer
+from subbit.methods.stacking import StackedLayer
 from subbit.models import MODELS
 from subbit.nn.compress import compress
 from subbit.records import Preprocessing
@@ -102,14 +103,17 @@ def _starting_point(settings: Settings) -> Run:
 
 
 def _start_alike(model: nn.Module, source: nn.Module, settings: Settings) -> None:
-    """All weights of a run of the same method, to train them further in another way."""
+    """All weights of a run of the same method, to train them further in another way. Selections learn again."""
     try:
         model.load_state_dict(source.state_dict())
     except RuntimeError as error:
         raise ConfigError(
-            f"init_from = {settings.init_from!r} has other parameters than this network: "
-            f"f1, f2, keep and options of the method that add parameters must be equal"
+            f"init_from = {settings.init_from!r} has other parameters than this network: classes, f1, f2, keep, "
+            "model_options and options of the method that add parameters must be equal"
         ) from error
+    for layer in model.modules():
+        if isinstance(layer, StackedLayer) and "frozen" in dict(layer.state_dict()):  # not where they are fixed
+            layer.frozen.fill_(False)
 
 
 def _start_from_legonet(model: nn.Module, source: nn.Module, settings: Settings) -> None:

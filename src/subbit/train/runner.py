@@ -33,7 +33,7 @@ from subbit.train.learner import Diverged, Learner
 from subbit.train.logs import Live, Logs
 from subbit.train.machine import environment, exact, quiet, rank
 from subbit.train.settings import Settings
-from subbit.train.teacher import open_teacher
+from subbit.train.teacher import fingerprint, open_teacher
 from subbit.train.watch import Watch
 from subbit.train.whiten import whiten_first
 
@@ -125,6 +125,7 @@ class _Run(Callback):
             raise TrainingError(f"{self.out} already holds a run: continue it with --resume, or choose another folder")
         if started and resume:
             _check_same_run(self.settings, self.out)
+            _check_same_teachers(self.settings, self.out)
             self._restore()
         if left := self.settings.epochs - self.learner.epoch:
             self.trainer = self._trainer(left)  # before there is a folder: may refuse
@@ -133,7 +134,7 @@ class _Run(Callback):
                 self.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise TrainingError(f"cannot make the folder {self.out}: {error.strerror}") from error
-            described = json.dumps(environment(), indent=1)
+            described = json.dumps({**environment(), **_teachers(self.settings)}, indent=1)
             checkpoint.write_bytes(self.out / ENVIRONMENT_FILE, described.encode())
             checkpoint.write_bytes(self.out / SETTINGS_FILE, self.settings.to_toml().encode())
 
@@ -326,3 +327,19 @@ def _check_same_run(settings: Settings, out: Path) -> None:
     differences = stored.differences(settings)
     if differences:
         raise ConfigError(f"the run in {out} has other settings: {'; '.join(differences)} (there and here)")
+
+
+def _teachers(settings: Settings) -> dict[str, list[str]]:
+    """What a run notes of its teachers, if it has any."""
+    return {"teacher_sha256": [fingerprint(name) for name in settings.teacher]} if settings.teacher else {}
+
+
+def _check_same_teachers(settings: Settings, out: Path) -> None:
+    """A name of the zoo or of a folder may have got another network since."""
+    try:
+        noted = json.loads((out / ENVIRONMENT_FILE).read_text(encoding="utf-8")).get("teacher_sha256")
+    except (OSError, ValueError, AttributeError):
+        return  # nothing to compare with
+    now = _teachers(settings).get("teacher_sha256")
+    if noted is not None and noted != now:
+        raise ConfigError(f"the run in {out} had other teachers: {', '.join(settings.teacher)} have changed since")

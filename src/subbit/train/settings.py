@@ -246,8 +246,8 @@ def _convert(key: str, value: Any) -> Any:
     if key in ("f1", "f2"):
         return _fraction(key, value)
     if kind == tuple[str, ...] and isinstance(value, str | Path | list | tuple):
-        several = value if isinstance(value, list | tuple) else [value] if value != "" else []
-        return tuple(_convert("", item) for item in several)
+        several = value if isinstance(value, list | tuple) else [value]
+        return tuple(_convert("", item) for item in several if item != "")
     if kind == Options and isinstance(value, Mapping):
         return dict(value)
     if kind in (int, float) and isinstance(value, str):

@@ -4,11 +4,13 @@
     wanted = teacher(images)
 
 The core runs a packed file at a fraction of what the same network costs in PyTorch, and gives the same bits on any
-number of threads, so a distilled run resumes exactly.
+number of threads, so a distilled run resumes exactly: with files in integers everywhere, with others on a machine with
+the same instructions.
 """
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -18,31 +20,52 @@ from torch import Tensor, nn
 from subbit import zoo
 from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError
+from subbit.records import Preprocessing
 from subbit.runtime import Network, load
 from subbit.train.build import MODEL_FILE, open_run
 
 
 def open_teacher(name: str, data: DataSet) -> nn.Module:
     """The network that `name` says: a run folder, a model.pt, a packed file, or a name in the zoo."""
-    path = Path(name)
-    if path.is_dir() or path.name == MODEL_FILE:
-        run = open_run(path)
-        _check(name, data, run.classes, run.shape)
+    file = _file(name)
+    if file.suffix == ".pt":
+        run = open_run(file)
+        _check(name, data, run.classes, run.shape, run.preprocessing)
         return run.model
-    file = zoo.find(name)
     teacher = Packed(file)
-    _check(name, data, teacher.network.labels, teacher.network.input_shape)
-    expected = teacher.network.preprocessing
+    net = teacher.network
+    if not net.labels and net.output_shape != (len(data.classes),):
+        raise ConfigError(
+            f"the teacher {name} gives {net.output_shape} numbers, {data.name} has {len(data.classes)} classes"
+        )
+    _check(name, data, net.labels or data.classes, net.input_shape, net.preprocessing)
+    return teacher
+
+
+def fingerprint(name: str) -> str:
+    """SHA-256 of the file behind a teacher, in hexadecimal digits: names stay when networks are replaced."""
+    return hashlib.sha256(_file(name).read_bytes()).hexdigest()
+
+
+def _file(name: str) -> Path:
+    """The model.pt or the packed file."""
+    path = Path(name)
+    if path.is_dir():
+        if not (path / MODEL_FILE).exists():
+            open_run(path)  # says what is missing
+        return path / MODEL_FILE
+    return zoo.find(name)
+
+
+def _check(
+    name: str, data: DataSet, classes: tuple[str, ...], shape: tuple[int, ...], expected: Preprocessing | None
+) -> None:
+    if classes != data.classes or shape != data.shape:
+        raise ConfigError(f"the teacher {name} was trained on other classes or image sizes than {data.name}")
     if expected is not None and not (
         np.allclose(expected.mean, data.mean, rtol=1e-3) and np.allclose(expected.std, data.std, rtol=1e-3)
     ):
         raise ConfigError(f"the teacher {name} expects images of another mean and spread than {data.name} has")
-    return teacher
-
-
-def _check(name: str, data: DataSet, classes: tuple[str, ...], shape: tuple[int, ...]) -> None:
-    if classes != data.classes or shape != data.shape:
-        raise ConfigError(f"the teacher {name} was trained on other classes or image sizes than {data.name}")
 
 
 class Packed(nn.Module):
