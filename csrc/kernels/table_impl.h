@@ -15,6 +15,15 @@ typedef struct {
     int32_t count;    /* lanes behind it are zeros */
 } pixel_copy;
 
+#if LANES >= 16
+/* A vector of pixels that lie in two runs of LANES of a channel: lane l is lane select[l] of both, 0 where not in `lanes`. */
+struct gathered_vector {
+    ptrdiff_t from[2]; /* from the first channel of the group */
+    __mmask16 lanes;
+    int32_t select[LANES];
+};
+#endif
+
 typedef struct {
     float *table;      /* [tuple of the chunk][vector][entry][lane] */
     float *stage[2];   /* [channel of the tuple][vector][lane], used in turn where segments share registers */
@@ -23,6 +32,8 @@ typedef struct {
     pixel_copy *copies;
     int copies_count;
     bool whole;        /* all copies fill registers, or segments of them */
+    struct gathered_vector *gathered; /* [vector] */
+    bool gathers;      /* all vectors are such ones: nothing is staged */
     bool pairs;        /* and each but the first of two continues its columns: even ones, then odd ones */
 } table_scratch;
 
@@ -41,6 +52,9 @@ static size_t carve_table_scratch(const sb_conv *conv, const table_plan *table, 
     scratch->map = carve(memory, &used, (size_t)conv->weight.blocks * sizeof *scratch->map);
     scratch->copies =
         carve(memory, &used, (size_t)table->table_vectors * table->segments * sizeof *scratch->copies);
+#if LANES >= 16
+    scratch->gathered = carve(memory, &used, (table->segments > 1 ? table->table_vectors : 0) * sizeof *scratch->gathered);
+#endif
     scratch->copies_count = 0;
     return used;
 }
@@ -92,7 +106,7 @@ static void plan_row(const sb_conv *conv, const table_plan *table, const table_s
                 clear_vector(table, scratch, vector);
             continue;
         }
-        const int count = (conv->width - 1 - x) / conv->stride_w + 1;
+        const int count = conv->stride_w == 1 ? conv->width - x : (conv->width - 1 - x) / conv->stride_w + 1;
         scratch->whole = scratch->whole && count >= width;
         scratch->copies[scratch->copies_count++] = (pixel_copy){
             .source = first + (ptrdiff_t)y * conv->width + x,
@@ -120,9 +134,55 @@ static void plan_segment(const sb_conv *conv, const table_plan *table, const tab
                 plan_row(conv, table, segment, &table->planes[p + i], row, lane, scratch);
 }
 
+#if LANES >= 16
+/* Adds the pixels of row y that a segment sees in a plane to a vector; false where that would take a third run. */
+static bool gather_row(const sb_conv *conv, const table_plan *table, int input_block, int y, int column, int lane,
+                       struct gathered_vector *vector) {
+    const int at = y * conv->width;
+    const ptrdiff_t plane = (ptrdiff_t)conv->height * conv->width;
+    const ptrdiff_t from = input_block * conv->weight.depth * plane + at / LANES * LANES;
+    if (!vector->lanes)
+        vector->from[0] = vector->from[1] = from;
+    const int which = vector->from[0] == from ? 0 : 1;
+    if (which && vector->from[1] != from && vector->from[1] != vector->from[0])
+        return false;
+    vector->from[which] = from;
+    for (int i = 0, x = column; i < table->slot && x < conv->width; i++, x += conv->stride_w) {
+        vector->select[lane + i] = which * LANES + at % LANES + x;
+        vector->lanes |= (__mmask16)(1u << (lane + i));
+    }
+    return true;
+}
+
+/* Small maps, of which a run of LANES has whole rows: where each vector of a block lies; false where some need more than two. */
+static bool plan_gathering(const sb_conv *conv, const table_plan *table, int unit_of_group, int block,
+                           const table_scratch *scratch) {
+    if (table->segments == 1 || table->x_tiles > 1 || LANES % conv->width || conv->height * conv->width % LANES)
+        return false;
+    memset(scratch->gathered, 0, table->table_vectors * sizeof *scratch->gathered);
+    for (int i = 0; i < table->segments; i++) {
+        const table_segment segment = find_segment(conv, table, unit_of_group, block * table->segments + i);
+        for (const table_plane *plane = table->planes; segment.rows && plane < table->planes + table->planes_count; plane++)
+            for (int row = 0; row < plane->rows; row++) {
+                const int y = plane->row + (segment.y + row) * conv->stride_h;
+                if (y >= 0 && y < conv->height &&
+                    !gather_row(conv, table, segment.input_block, y, plane->column, i * table->slot,
+                                &scratch->gathered[plane->first + row]))
+                    return false;
+            }
+    }
+    return true;
+}
+#endif
+
 static void plan_block(const sb_conv *conv, const table_plan *table, int unit_of_group, int block,
                        table_scratch *scratch) {
     scratch->copies_count = 0;
+#if LANES >= 16
+    scratch->gathers = plan_gathering(conv, table, unit_of_group, block, scratch);
+    if (scratch->gathers)
+        return;
+#endif
     scratch->whole = true;
     scratch->pairs = table->segments > 1 && planes_are_pairs(conv, table);
     for (int i = 0; i < 2 && table->segments > 1; i++)
@@ -293,6 +353,37 @@ static NEVER_INLINE void combine_staged(const table_plan *table, const float *st
     }
 }
 
+#if LANES >= 16
+ALWAYS_INLINE void gather_vectors(const table_scratch *scratch, int vectors, const float *in, size_t plane, int present,
+                                  const int channels, const int entries, float *sums) {
+    for (int v = 0; v < vectors; v++, sums += entries * LANES) {
+        const struct gathered_vector *vector = &scratch->gathered[v];
+        const __m512i select = _mm512_loadu_si512(vector->select);
+        vfloat x[TABLE_MAX_CHANNELS];
+        UNROLL
+        for (int c = 0; c < channels; c++) {
+            const float *from = in + c * plane;
+            x[c] = c < present ? (vfloat)_mm512_maskz_permutex2var_ps(vector->lanes, vload(from + vector->from[0]), select,
+                                                                      vload(from + vector->from[1]))
+                               : zero_vector;
+        }
+        store_sums(x, channels, entries, sums);
+    }
+}
+
+static NEVER_INLINE void gather_tuple(const table_plan *table, const table_scratch *scratch, const float *in, size_t plane,
+                                      int present, float *sums) {
+    switch (TUPLE_KIND(table->channels, table->entries)) {
+#define GATHER(channels, entries) \
+    case TUPLE_KIND(channels, entries): \
+        gather_vectors(scratch, table->table_vectors, in, plane, present, channels, entries, sums); \
+        break;
+        EACH_TUPLE(GATHER)
+#undef GATHER
+    }
+}
+#endif
+
 /* The channels of a tuple that exist. */
 static int tuple_channels(const sb_conv *conv, int tuple, int channels) {
     const int left = conv->weight.depth - tuple * channels;
@@ -306,6 +397,13 @@ static void build_chunk(const sb_conv *conv, const table_plan *table, const tabl
                         int chunk) {
     const size_t plane = (size_t)conv->height * conv->width;
     const int first = chunk * table->chunk_tuples, tuples = table_chunk_tuples(table, chunk);
+#if LANES >= 16
+    for (int tuple = 0; scratch->gathers && tuple < tuples; tuple++)
+        gather_tuple(table, scratch, in + (size_t)(first + tuple) * table->channels * plane, plane,
+                     tuple_channels(conv, first + tuple, table->channels), scratch->table + tuple * tuple_floats(table));
+    if (scratch->gathers)
+        return;
+#endif
     for (int tuple = 0; tuple <= tuples; tuple++) {
         const float *tuple_in = in + (size_t)(first + tuple) * table->channels * plane;
         const int channels = tuple_channels(conv, first + tuple, table->channels);
