@@ -35,7 +35,7 @@ typedef struct {
     bool whole;        /* all copies fill registers, or segments of them */
     struct gathered_vector *gathered; /* [vector] */
     bool gathers;      /* all vectors are such ones: nothing is staged */
-    bool pairs;        /* and come in twos: the even columns of a row, then its odd ones */
+    bool pairs;        /* whole copies come in twos: the even columns of a row, then its odd ones */
 } table_scratch;
 
 /* Of the table of a tuple. */
