@@ -31,6 +31,7 @@ from tests.core_cases import CASES as CORE_CASES
 from tests.test_kernels import CASES, ROWS, Case
 
 EVERY_ROW = ("portable", *ROWS)
+DOTS = ("dot", "dot rows", "dot rows lanes", "dot lanes")
 LEVELS = {"unsigned": Levels(0.02), "signed": Levels(0.03, signed=True)}
 
 
@@ -83,12 +84,26 @@ WIDE = {
     "columns_apart": Case(8, (6, 33), 6, padding=(2, 0, 1, 2), dilation=(1, 2), groups=2),
 }
 
+# and for those of few pixels
+FEW = {
+    "two_blocks_of_a_register": Case(48, (4, 4), 40, blocks=2, filters=35),
+    "two_blocks_of_less": Case(18, (3, 4), 9, blocks=2, filters=5),
+    "more_pixels_than_a_register": Case(13, (4, 8), 70),
+    "rows_left_over": Case(7, (5, 5), 6, padding=(0, 1, 2, 0)),
+    "an_output_of_several_registers": Case(8, (4, 4), 6, padding=(3, 3, 3, 3), blocks=2),
+    "every_second_column": Case(6, (3, 10), 5, stride=(1, 2)),
+    "columns_of_taps_apart": Case(6, (3, 10), 5, padding=(1, 1, 2, 2), dilation=(1, 2)),
+    "five_columns_of_taps": Case(10, (4, 4), 5, kernel=(3, 5), padding=(1, 1, 2, 2), blocks=2),
+    "one_pixel": Case(9, (1, 1), 6),
+    "many_channels_of_two_blocks": Case(1032, (4, 4), 6, blocks=2, filters=5),
+}
+
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "lanes", "dot", "dot rows", "dot lanes", "portable"])
+@pytest.mark.parametrize("kernel", ["table", "lanes", *DOTS, "portable"])
 def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
-    cases = CASES | WIDE if kernel in ("dot", "dot rows") else CASES
+    cases = CASES | FEW | (WIDE if kernel in ("dot", "dot rows") else {})
     used = {check_exactly(with_levels(case, "stacked", LEVELS["unsigned"]), row) for case in cases.values()}
     assert kernel in used or kernel in kernels_that_may_be_missing(row)
 
@@ -96,10 +111,10 @@ def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.
 def kernels_that_may_be_missing(row: str) -> tuple[str, ...]:
     """Kernels that no convolution can use on this row, or on this machine."""
     has_dot = row == "avx512" and "avx512vnni" in features().split()
-    return (() if has_dot else ("dot", "dot rows", "dot lanes")) + (("lanes",) if row in ("sse2", "neon") else ())
+    return (() if has_dot else DOTS) + (("lanes",) if row in ("sse2", "neon") else ())
 
 
-@pytest.mark.parametrize("kernel", ["dot", "dot rows", "dot lanes"])
+@pytest.mark.parametrize("kernel", DOTS)
 @pytest.mark.parametrize("kind", ["binary", "stacked"])
 @pytest.mark.parametrize("sign", LEVELS)
 def test_dot_products_of_every_kind(
@@ -107,7 +122,7 @@ def test_dot_products_of_every_kind(
 ) -> None:
     """Signed levels may be raised to unsigned ones and the sums lowered again, under filters of both kinds."""
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
-    for case in (CASES | WIDE).values():
+    for case in (CASES | WIDE | FEW).values():
         check_exactly(with_levels(case, kind, LEVELS[sign]), ROWS[-1])
 
 
@@ -117,7 +132,7 @@ def test_a_kernel_can_be_left_out(row: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SUBBIT_KERNEL", "-dot")
     names = ("stride2", "one_by_one_stride2", "blocks_share_registers")
     used = {check_exactly(with_levels(CASES[name], "stacked", LEVELS["signed"]), row) for name in names}
-    assert used <= {"table", "lanes", "dot rows", "dot lanes"}
+    assert used <= {"table", "lanes", *DOTS} - {"dot"}
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
@@ -135,15 +150,18 @@ def test_the_largest_sums_do_not_overflow(positive: bool, levels: Levels, row: s
 
 @pytest.mark.parametrize("levels", [Levels(1.0), Levels(1.0, signed=True)], ids=["unsigned", "signed"])
 @pytest.mark.parametrize("period", [1, 2, 3])
-def test_differences_of_rows_fit_bytes(period: int, levels: Levels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows at one end of the range beside rows at the other: `dot rows` takes sums and differences of them."""
-    x = np.full((1, 16, 9, 17), 1e9, np.float32)
+@pytest.mark.parametrize(("kernel", "width"), [("dot rows", 17), ("dot rows lanes", 3)])
+def test_differences_of_rows_fit_bytes(
+    kernel: str, width: int, period: int, levels: Levels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows at one end of the range beside rows at the other: sums and differences of them are taken."""
+    x = np.full((1, 16, 9, width), 1e9, np.float32)
     x[:, :, np.arange(9) // period % 2 == 1] = -1e9
     weight = r.Binary(np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (9, 16, 3, 3)))
     conv = r.Conv(inputs=(0,), weight=weight, padding=(1, 1, 1, 1), levels=levels)
-    monkeypatch.setenv("SUBBIT_KERNEL", "dot rows")
-    used = check_exactly(Program((16, 9, 17), (conv,)), ROWS[-1], x)
-    assert used == "dot rows" or "dot rows" in kernels_that_may_be_missing(ROWS[-1])
+    monkeypatch.setenv("SUBBIT_KERNEL", kernel)
+    used = check_exactly(Program((16, 9, width), (conv,)), ROWS[-1], x)
+    assert used == kernel or kernel in kernels_that_may_be_missing(ROWS[-1])
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -196,7 +214,7 @@ def test_more_filters_than_16_bits_can_number(row: str) -> None:
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
-@pytest.mark.parametrize("kernel", ["", "dot", "dot rows", "dot lanes", "table"])
+@pytest.mark.parametrize("kernel", ["", *DOTS, "table"])
 @pytest.mark.parametrize("name", [name for name in CORE_CASES if name.startswith("levels")])
 def test_whole_networks(name: str, kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains, residual blocks, pools, two kinds of levels: between layers the levels alone are kept in a normal run."""
@@ -262,7 +280,7 @@ def test_any_convolution(row: str, data: st.DataObject) -> None:
     kind: Literal["binary", "stacked"] = "stacked" if data.draw(st.booleans()) else "binary"
     program = with_levels(case, kind, LEVELS["signed" if data.draw(st.booleans()) else "unsigned"])
     with mock.patch.dict(
-        os.environ, SUBBIT_KERNEL=data.draw(st.sampled_from(["", "dot", "dot rows", "dot lanes", "lanes", "table"]))
+        os.environ, SUBBIT_KERNEL=data.draw(st.sampled_from(["", *DOTS, "lanes", "table"]))
     ):
         check_exactly(program, row)
 

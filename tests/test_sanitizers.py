@@ -129,6 +129,7 @@ KERNELS = (
     "dot",
     "dot lanes",
     "dot rows",
+    "dot rows lanes",
     "fma",
     "fma rows",
     "lanes",

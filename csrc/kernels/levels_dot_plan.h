@@ -142,7 +142,8 @@ static double dot_cost(const sb_conv *conv) {
     const double k = conv->weight.blocks, columns = k * plan.vectors, steps = (double)plan.quads * plan.taps;
     const double copy = plan.by_rows ? 0 : plan.quad_words * 3.0, list = plan.by_rows ? 0 : plan.quad_words * 15.0 / LANES + 300;
     const double stage = k * plan.quads * (copy + (double)plan.input_rows * plan.pitch * 5) / LANES;
-    const double multiply = columns * plan.batches * DOT_FILTERS * (steps * 0.53 + plan.chunks * 3.0);
+    const double product = columns == 1 ? 0.77 : 0.53;
+    const double multiply = columns * plan.batches * DOT_FILTERS * (steps * product + plan.chunks * 3.0);
     const double merge = (double)conv->weight.out / conv->groups * plan.vectors * (5 + 2 * k);
     return (double)plan.x_units * plan.y_units * conv->groups * (stage + list + multiply + merge) / CYCLES_PER_NANOSECOND;
 }

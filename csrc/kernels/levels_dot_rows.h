@@ -162,7 +162,14 @@ static int sum_of_factors(unsigned code) {
     return 2 * (int)((code & 3) + (code >> 2 & 3) + (code >> 4 & 3) + (code >> 6)) - 12;
 }
 
-/* The codes of one filter, and where its two sums begin: what staging raises is taken off. */
+/* Where the two sums of a filter begin: what staging raises is taken off. */
+static void start_rows_sums(const sb_conv *conv, const int *signs, const int *factors, int32_t *start, size_t apart) {
+    const int first = conv->levels.is_signed ? 64 * factors[0] : 0, second = 64 * factors[1];
+    start[0] = -128 * signs[0] - first - second;
+    start[apart] = -128 * signs[1] + first - second;
+}
+
+/* The codes of one filter, and its starts. */
 static void pack_rows_filter(const sb_conv *conv, const rows_plan *plan, int filter, uint8_t *bank, int place, int32_t *start) {
     const size_t depth = (size_t)conv->weight.depth, columns = (size_t)plan->steps;
     int signs[2] = {0}, factors[2] = {0};
@@ -187,9 +194,7 @@ static void pack_rows_filter(const sb_conv *conv, const rows_plan *plan, int fil
         }
         bank += bytes * plan->view.batches;
     }
-    const int first = conv->levels.is_signed ? 64 * factors[0] : 0, second = 64 * factors[1];
-    start[0] = -128 * signs[0] - first - second;
-    start[1] = -128 * signs[1] + first - second;
+    start_rows_sums(conv, signs, factors, start, 1);
 }
 
 static void rows_prepare(const sb_conv *conv, void *prepared) {
@@ -229,20 +234,28 @@ static size_t rows_scratch_size(const sb_conv *conv) {
 
 /* ------------------------------------------------------------------------------------------------ stage */
 
-ALWAYS_INLINE void build_side_registers(const uint32_t *const *row, int at, __mmask16 lanes, vsides raise_sum,
-                                        size_t side_words, uint32_t *to) {
+static vsides raise_of_sums(const sb_conv *conv) { return (vsides){0} + (uint8_t)(conv->levels.is_signed ? 128 : 0); }
+
+/* The sides of four rows. */
+ALWAYS_INLINE void store_sides(const vsides *d, __mmask16 lanes, vsides raise_sum, size_t side_words, uint32_t *to) {
     const vsides raise = (vsides){0} + 128;
-    vsides d[ROWS_SIDES], side[ROWS_SIDES];
-    UNROLL
-    for (int i = 0; i < ROWS_SIDES; i++)
-        d[i] = (vsides)*(const vword_u *)(row[i] + at);
+    vsides side[ROWS_SIDES];
     side[0] = d[0] - d[2] + raise;
     side[1] = d[1] + d[2] + raise_sum;
     side[2] = d[2] - d[1] + raise;
     side[3] = d[1] - d[3] + raise;
     UNROLL
     for (int i = 0; i < ROWS_SIDES; i++)
-        _mm512_mask_storeu_epi32(to + i * side_words + at, lanes, (__m512i)side[i]);
+        _mm512_mask_storeu_epi32(to + i * side_words, lanes, (__m512i)side[i]);
+}
+
+ALWAYS_INLINE void build_side_registers(const uint32_t *const *row, int at, __mmask16 lanes, vsides raise_sum,
+                                        size_t side_words, uint32_t *to) {
+    vsides d[ROWS_SIDES];
+    UNROLL
+    for (int i = 0; i < ROWS_SIDES; i++)
+        d[i] = (vsides)*(const vword_u *)(row[i] + at);
+    store_sides(d, lanes, raise_sum, side_words, to + at);
 }
 
 /* The sides of one copy of a quad of a block: `count` words from each of four rows of taps on. */
@@ -264,7 +277,7 @@ static void stage_rows_chunk(const sb_conv *conv, const rows_plan *plan, const d
     const dot_plan *view = &plan->view;
     const int first = chunk * view->chunk_quads, quads = rows_chunk_steps(plan, chunk) / plan->steps;
     const int run = view->rows * view->row_words, copy_words = conv->weight.blocks * run;
-    const vsides raise_sum = (vsides){0} + (uint8_t)(conv->levels.is_signed ? 128 : 0);
+    const vsides raise_sum = raise_of_sums(conv);
     for (int block = 0; block < conv->weight.blocks; block++)
         for (int quad = 0; quad < quads; quad++) {
             uint32_t *sides = scratch->sides + (size_t)quad * ROWS_SIDES * plan->side_words + block * run;
@@ -324,6 +337,16 @@ ALWAYS_INLINE void exchange(vword *sum, vword *other, const int count) {
     }
 }
 
+/* From a3 and a0 to a0 - a3 and a0 + a3. */
+ALWAYS_INLINE void add_first_sides(vword *sum, vword *other, const int count) {
+    UNROLL
+    for (int i = 0; i < count; i++) {
+        const vword a0 = other[i];
+        other[i] = a0 + sum[i];
+        sum[i] = a0 - sum[i];
+    }
+}
+
 /* As add_signed, for factors. */
 ALWAYS_INLINE void add_multiples(vword *sum, const uint8_t *const *at, const int32_t *offset, int steps, const uint8_t *codes,
                                  const int columns) {
@@ -357,12 +380,7 @@ ALWAYS_INLINE void rows_tile(const rows_job *job, const int columns) {
     add_signed(sum, job->x[0], job->offset, job->steps, job->codes[0], columns);
     exchange(sum, other, count);
     add_signed(sum, job->x[3], job->offset, job->steps, job->codes[3], columns);
-    UNROLL
-    for (int i = 0; i < count; i++) {
-        const vword a0 = other[i];
-        other[i] = a0 + sum[i];
-        sum[i] = a0 - sum[i];
-    }
+    add_first_sides(sum, other, count);
     add_multiples(sum, job->x[1], job->offset, job->steps, job->codes[1], columns);
     exchange(sum, other, count);
     add_multiples(sum, job->x[2], job->offset, job->steps, job->codes[2], columns);

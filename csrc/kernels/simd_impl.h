@@ -18,6 +18,7 @@
 #include "levels_lanes.h"
 #include "levels_dot.h"
 #include "levels_dot_rows.h"
+#include "levels_dot_rows_lanes.h"
 #include "levels_dot_lanes.h"
 #include "limits_impl.h"
 
@@ -30,7 +31,7 @@ static const sb_conv_kernel *const convs[] = {
     &lanes_kernel, &level_lanes_kernel,
 #endif
 #if LANES == 16
-    &popcount_kernel, &dot_kernel, &dot_rows_kernel, &dot_lanes_kernel,
+    &popcount_kernel, &dot_kernel, &dot_rows_kernel, &dot_rows_lanes_kernel, &dot_lanes_kernel,
 #endif
     &xnor_kernel, &fma_kernel, &fma_rows_kernel, &direct_kernel, &linear_kernel, NULL,
 };
