@@ -95,6 +95,9 @@ FEW = {
     "columns_of_taps_apart": Case(6, (3, 10), 5, padding=(1, 1, 2, 2), dilation=(1, 2)),
     "five_columns_of_taps": Case(10, (4, 4), 5, kernel=(3, 5), padding=(1, 1, 2, 2), blocks=2),
     "one_pixel": Case(9, (1, 1), 6),
+    "an_output_far_wider_than_the_input": Case(8, (1, 1), 6, padding=(5, 5, 5, 5)),
+    "wide_margins_around_a_column": Case(8, (12, 1), 6, kernel=(3, 1), padding=(3, 2, 3, 3)),
+    "wide_margins_around_two_columns": Case(16, (20, 2), 8, padding=(5, 5, 5, 5)),
     "many_channels_of_two_blocks": Case(1032, (4, 4), 6, blocks=2, filters=5),
 }
 

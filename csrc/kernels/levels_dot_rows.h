@@ -11,7 +11,8 @@
  * a0 + a3, and go on with a1 and a2: their sum and their difference are then twice the two rows. One of them is in registers
  * at a time, so that as many filters share the loads as in the dot kernel.
  *
- * Staging is that of the dot kernel for the convolution with four rows of taps and a stride of two rows ("the view"). The
+ * Staging is that of the dot kernel for the convolution with four rows of taps and a stride of two rows ("the view"), or, for
+ * most maps whose rows do not fill registers, words are picked from the interleaved input without being staged. The
  * pixels of all input blocks lie in a row, so that registers run on from one block to the next: two rows of a small map are
  * few pixels. */
 #if LANES == 16

@@ -57,7 +57,7 @@ static bool lay_out_few(const sb_conv *conv, few_plan *plan) {
     for (int r = 0; r < FEW_REGISTERS; r++) {
         const int first = blocks > 1 ? 0 : r * LANES;
         plan->from[r] = (blocks > 1 ? (ptrdiff_t)r * conv->weight.depth * pixels : 0) + first;
-        plan->pixels[r] = r < blocks || blocks == 1 ? lanes_between(0, pixels - first) : 0;
+        plan->pixels[r] = lanes_between(0, pixels - first);
         if (!plan->pixels[r])
             plan->from[r] = 0;
     }
@@ -293,7 +293,7 @@ static NEVER_INLINE void store_few(const few_plan *plan, const vword *sums, cons
     vword v[LANES];
     UNROLL
     for (int i = 0; i < LANES; i++) {
-        const vword a = others[FEW_FILTERS * i], b = sums[FEW_FILTERS * i];
+        const vword a = sums[FEW_FILTERS * i], b = others[FEW_FILTERS * i];
         v[i] = (lower ? a - b : a + b) >> 1;
     }
     transpose(v);
@@ -327,8 +327,8 @@ static void multiply_few(const few_plan *plan, const few_scratch *scratch, size_
         const int r = i / FEW_FILTERS, f = i % FEW_FILTERS;
         const size_t at = (size_t)r * LANES * FEW_FILTERS + f;
         float *map = scratch->dot.maps + (first + f * LANES) * plan->rows.out.vectors * LANES;
-        store_few(plan, others + at, sums + at, r, false, map);
-        store_few(plan, others + at, sums + at, r, true, map);
+        store_few(plan, sums + at, others + at, r, false, map);
+        store_few(plan, sums + at, others + at, r, true, map);
     }
 }
 

@@ -55,10 +55,11 @@ static int find_rows_word(const sb_conv *conv, const dot_plan *view, int pixel) 
     return pixel / view->width * 2 * view->pitch + pixel % view->width - conv->pad_left;
 }
 
-/* Are the words that 16 pixels read always among 32, and in the buffer with its slack? */
+/* Are the words that 16 pixels read always among 32 from the first one's on, and in the buffer with its slack? They do not go
+ * back from one row to the next unless the output is much wider than the input. */
 static bool can_pick_words(const sb_conv *conv, const dot_plan *view) {
     const int pixels = view->rows * view->width, last_column = (conv->weight.kernel_w - 1) * conv->dilation_w;
-    if (view->by_rows || view->x_units > 1 || conv->stride_w > 1 || conv->pad_left > DOT_SLACK)
+    if (view->by_rows || conv->stride_w > 1 || conv->pad_left > DOT_SLACK || view->width > 2 * view->pitch + 1)
         return false;
     for (int first = 0; first < pixels; first += LANES) {
         const int last = first + LANES < pixels ? first + LANES - 1 : pixels - 1, word = find_rows_word(conv, view, first);
