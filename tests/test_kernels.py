@@ -13,11 +13,13 @@ from typing import Literal, get_args
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from subbit.errors import ConfigError
 from subbit.format import encode
+from subbit.nn.reference import run as run_reference
 from subbit.records import (
     Activation,
     ActivationKind,
@@ -36,6 +38,7 @@ from subbit.records import (
     Weight,
 )
 from subbit.runtime import load
+from tests.core_cases import FUNCTIONS
 
 TOLERANCE = 1e-5
 
@@ -375,6 +378,31 @@ def test_affine(row: str) -> None:
 @pytest.mark.parametrize("function", ["relu6", "hardtanh", "sigmoid", "gelu", "leaky_relu"])
 def test_function_behind_a_convolution(function: ActivationKind, row: str) -> None:
     check(CASES["seven"].program("stacked", function=function), row)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_function_to_some_millionths_of_its_value(function: ActivationKind, row: str) -> None:
+    """Of its own value, not of the largest one: tails count, and so does what is near 0."""
+    op = Activation(inputs=(0,), function=function, a=FUNCTIONS[function][0], b=FUNCTIONS[function][1])
+    small = np.logspace(-30, 3, 331)
+    x = np.concatenate([np.linspace(-9, 9, 1801), np.linspace(-90, 88, 357), small, -small]).astype(np.float32)
+    want = run_reference(Program(x.shape, (op,)), torch.from_numpy(x[None].astype(np.float64)))[1].numpy()[0]
+    got = load(encode(Program(x.shape, (op,))), isa=row)(x[None])[0]
+    known = np.isfinite(want) & (np.abs(want) < 3e38)
+    lost = 1e-14 if function.startswith("gelu") else 1e-35  # the reference adds 1 to what is almost -1
+    np.testing.assert_allclose(got[known], want[known], rtol=1e-5, atol=lost)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_function_of_what_is_not_finite(function: ActivationKind, row: str) -> None:
+    op = Activation(inputs=(0,), function=function, a=FUNCTIONS[function][0], b=FUNCTIONS[function][1])
+    other_nan = np.array([0x7FC00155, 0xFFC1FFFF], np.uint32).view(np.float32)
+    x = np.concatenate([[np.nan, np.inf, -np.inf, 0.0, -0.0, 1e38, -1e38, 3e-40, -3e-40], other_nan]).astype(np.float32)
+    want, got = (load(encode(Program(x.shape, (op,))), isa=isa)(x[None])[0] for isa in ("portable", row))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_allclose(got, want, rtol=4e-6, atol=3e-37, equal_nan=True)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -1,7 +1,6 @@
-/* Element-wise functions and arithmetic on vectors; what is rare stays with the portable row. */
-#include <math.h>
-
+/* Element-wise functions and arithmetic on vectors. */
 #include "../kernels.h"
+#include "simd_curves.h"
 
 /* ReLU and its relatives are limits, and cost nothing where a convolution stores its result anyway. */
 typedef struct {
@@ -25,26 +24,6 @@ ALWAYS_INLINE vfloat vlimit(vfloat x, limits range) {
     return vat_most(vat_least(x, vsplat(range.low)), vsplat(range.high));
 }
 
-/* e^x to a few units in the last place: x = n·ln 2 + r, a polynomial in r, and 2^n put together from bits. */
-ALWAYS_INLINE vfloat vexp(vfloat x) {
-    const vword infinite = (vword)(x > vsplat(88.7f));
-    x = vat_most(vat_least(x, vsplat(-87.0f)), vsplat(88.0f));
-    const vfloat shifted = x * vsplat(1.44269504f) + vsplat(0x1.8p23f); /* rounds to an integer in the low bits */
-    const vfloat n = shifted - vsplat(0x1.8p23f);
-    const vfloat r = (x - n * vsplat(0x1.62e400p-1f)) - n * vsplat(0x1.7f7d1cp-20f);
-    vfloat p = vsplat(1.3888889e-3f);
-    p = p * r + vsplat(8.3333333e-3f);
-    p = p * r + vsplat(4.1666667e-2f);
-    p = p * r + vsplat(1.6666667e-1f);
-    p = p * r + vsplat(0.5f);
-    p = p * r + vsplat(1.0f);
-    p = p * r + vsplat(1.0f);
-    p = (vfloat)((vword)p + ((vword)shifted << 23));
-    return (vfloat)((infinite & (vword)vsplat(INFINITY)) | (~infinite & (vword)p));
-}
-
-ALWAYS_INLINE vfloat vsigmoid(vfloat x) { return vsplat(1.0f) / (vsplat(1.0f) + vexp(-x)); }
-
 ALWAYS_INLINE vfloat apply_vector(const int kind, sb_function f, vfloat x) {
     const limits six = {0, 6};
     switch (kind) {
@@ -53,6 +32,17 @@ ALWAYS_INLINE vfloat apply_vector(const int kind, sb_function f, vfloat x) {
     case SB_HARD_SWISH: return x * vlimit(x + vsplat(3), six) / vsplat(6);
     case SB_SIGMOID: return vsigmoid(x);
     case SB_SILU: return x * vsigmoid(x);
+    case SB_GELU: return vgelu(x);
+    case SB_GELU_TANH: return vgelu_tanh(x);
+    case SB_TANH: return vtanh(x);
+    case SB_SIGN: return vsign(x);
+    case SB_ABS: return vabs(x);
+    case SB_ELU: return vchoose((vword)(x < 0), vsplat(f.a) * vexpm1(x), x);
+    case SB_SOFTPLUS: return vsoftplus(x, f.a, f.b);
+    case SB_MISH: return vmish(x);
+    case SB_EXP: return vexp(x);
+    case SB_LOG: return vlog(x);
+    case SB_SQRT: return vsqrt(x);
     default: return vlimit(x, limits_of(f));
     }
 }
@@ -66,17 +56,31 @@ ALWAYS_INLINE void map_vectors(const int kind, sb_function f, const float *in, f
 }
 
 static void simd_function(sb_function f, const float *in, float *out, size_t count) {
+#define CURVE(kind) \
+    case kind: map_vectors(kind, f, in, out, count); break
     switch (f.kind) {
-    case SB_RELU:
     case SB_RELU6:
-    case SB_HARDTANH: map_vectors(SB_RELU, f, in, out, count); break;
-    case SB_LEAKY_RELU: map_vectors(SB_LEAKY_RELU, f, in, out, count); break;
-    case SB_HARD_SIGMOID: map_vectors(SB_HARD_SIGMOID, f, in, out, count); break;
-    case SB_HARD_SWISH: map_vectors(SB_HARD_SWISH, f, in, out, count); break;
-    case SB_SIGMOID: map_vectors(SB_SIGMOID, f, in, out, count); break;
-    case SB_SILU: map_vectors(SB_SILU, f, in, out, count); break;
+    case SB_HARDTANH:
+    CURVE(SB_RELU);
+    CURVE(SB_LEAKY_RELU);
+    CURVE(SB_HARD_SIGMOID);
+    CURVE(SB_HARD_SWISH);
+    CURVE(SB_SIGMOID);
+    CURVE(SB_SILU);
+    CURVE(SB_GELU);
+    CURVE(SB_GELU_TANH);
+    CURVE(SB_TANH);
+    CURVE(SB_SIGN);
+    CURVE(SB_ABS);
+    CURVE(SB_ELU);
+    CURVE(SB_SOFTPLUS);
+    CURVE(SB_MISH);
+    CURVE(SB_EXP);
+    CURVE(SB_LOG);
+    CURVE(SB_SQRT);
     default: sb_kernels_portable.function(f, in, out, count);
     }
+#undef CURVE
 }
 
 ALWAYS_INLINE vfloat combine(const sb_arithmetic f, vfloat a, vfloat b) {
