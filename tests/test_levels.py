@@ -282,9 +282,7 @@ def test_any_convolution(row: str, data: st.DataObject) -> None:
         return
     kind: Literal["binary", "stacked"] = "stacked" if data.draw(st.booleans()) else "binary"
     program = with_levels(case, kind, LEVELS["signed" if data.draw(st.booleans()) else "unsigned"])
-    with mock.patch.dict(
-        os.environ, SUBBIT_KERNEL=data.draw(st.sampled_from(["", *DOTS, "lanes", "table"]))
-    ):
+    with mock.patch.dict(os.environ, SUBBIT_KERNEL=data.draw(st.sampled_from(["", *DOTS, "lanes", "table"]))):
         check_exactly(program, row)
 
 

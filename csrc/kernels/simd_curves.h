@@ -20,7 +20,10 @@ ALWAYS_INLINE vfloat vsqrt(vfloat x) {
 #elif defined(__SSE2__)
     return (vfloat)_mm_sqrt_ps((__m128)x);
 #else
-    return (vfloat)vsqrtq_f32((float32x4_t)x);
+    UNROLL
+    for (int lane = 0; lane < LANES; lane++)
+        x[lane] = sqrtf(x[lane]);
+    return x;
 #endif
 }
 
