@@ -207,7 +207,7 @@ static void run_op(const run *r, int32_t number) {
         case SB_OP_LINEAR: run_conv(r, op, step, in, out); break;
         case SB_OP_AFFINE: sb_affine_op(&model->kernels, op, to, in, out); break;
         case SB_OP_ACTIVATION: model->kernels.function(op->function, in, out, sb_elements(to)); break;
-        case SB_OP_PRELU: sb_prelu(op, to, in, out); break;
+        case SB_OP_PRELU: sb_prelu(&model->kernels, op, to, in, out); break;
         case SB_OP_POOL: run_pool(r, step, in, out); break;
         case SB_OP_ADAPTIVE_POOL: sb_adaptive_pool(&model->kernels, op, from, to, in, out); break;
         case SB_OP_MEAN: sb_mean(&model->kernels, op, from, in, out); break;
@@ -220,10 +220,10 @@ static void run_op(const run *r, int32_t number) {
         case SB_OP_CONCAT: concat(r, op, to, out); break;
         case SB_OP_SLICE: sb_slice(op, from, to, in, out); break;
         case SB_OP_PERMUTE: sb_permute(op, from, to, in, out); break;
-        case SB_OP_LAYER_NORM: sb_layer_norm(op, to, in, out); break;
+        case SB_OP_LAYER_NORM: sb_layer_norm(&model->kernels, op, to, in, out); break;
         case SB_OP_PAD: sb_pad(op, from, to, in, out); break;
         case SB_OP_UPSAMPLE: sb_upsample(op, from, to, in, out); break;
-        case SB_OP_SOFTMAX: sb_softmax(op->dim, to, in, out); break;
+        case SB_OP_SOFTMAX: sb_softmax(&model->kernels, op->dim, to, in, out); break;
         default: break;
     }
 }

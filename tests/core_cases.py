@@ -131,6 +131,28 @@ CASES: dict[str, Callable[[], r.Program]] = {
         (8, 3, 4), r.LayerNorm(inputs=(0,), dim=0, eps=1e-6, scale=reals(8), shift=reals(8))
     ),
     "layer_norm_last": lambda: program((3, 4, 8), r.LayerNorm(inputs=(0,), dim=2, eps=1e-5)),
+    "layer_norm_of_many_lines": lambda: program(
+        (9, 5, 29), r.LayerNorm(inputs=(0,), dim=0, eps=1e-6, scale=reals(9), shift=reals(9))
+    ),
+    "layer_norm_of_long_lines": lambda: program(
+        (2, 3, 150), r.LayerNorm(inputs=(0,), dim=2, eps=1e-5, scale=reals(150), shift=reals(150))
+    ),
+    "layer_norm_between": lambda: program((3, 7, 70), r.LayerNorm(inputs=(0,), dim=1, eps=1e-5, shift=reals(7))),
+    "softmax_of_many_lines": lambda: program((3, 6, 131), r.Softmax(inputs=(0,), dim=1)),
+    "softmax_of_long_lines": lambda: program((2, 3, 77), r.Softmax(inputs=(0,), dim=2)),
+    "mean_between": lambda: program((3, 6, 70), r.Mean(inputs=(0,), dims=(1,))),
+    "mean_of_the_first_two": lambda: program((3, 6, 131), r.Mean(inputs=(0,), dims=(0, 1), keepdim=True)),
+    "mean_of_lines_of_one": lambda: program((3, 1, 6, 5), r.Mean(inputs=(0,), dims=(0, 2))),
+    "permute_runs": lambda: program((6, 4, 3, 5), r.Permute(inputs=(0,), dims=(1, 0, 2, 3))),
+    "permute_ones": lambda: program((6, 1, 3, 1), r.Permute(inputs=(0,), dims=(3, 2, 1, 0))),
+    "permute_everything_as_it_is": lambda: program((6, 3, 2), r.Permute(inputs=(0,), dims=(0, 1, 2))),
+    "slice_step_of_the_last": lambda: program((2, 3, 20), r.Slice(inputs=(0,), dim=2, start=2, stop=19, step=3)),
+    "global_max_of_long_rows": lambda: program((4, 5, 37), r.AdaptivePool(inputs=(0,), kind="max", output=(1, 1))),
+    "prelu_of_long_rows": lambda: program((4, 3, 37), r.PReLU(inputs=(0,), slope=reals(4))),
+    "upsample_many_columns": lambda: program((2, 3, 50), r.Upsample(inputs=(0,), mode="bilinear", output=(7, 131))),
+    "upsample_nearest_many_columns": lambda: program(
+        (2, 3, 50), r.Upsample(inputs=(0,), mode="nearest", output=(7, 131))
+    ),
     "softmax": lambda: program((10,), r.Softmax(inputs=(0,), dim=0)),
     "softmax_channels": lambda: program((5, 3, 3), r.Softmax(inputs=(0,), dim=0)),
     "constant_scalar": lambda: program(

@@ -28,9 +28,9 @@ void sb_valid_range(int64_t offset, int32_t stride, int32_t size, int32_t count,
 /* Operations without a row in the kernel table. Shapes are those of the values; `in` and `out` may be the same where
  * the plan writes in place. */
 void sb_affine_op(const sb_kernels *kernels, const sb_op *op, const sb_shape *shape, const float *in, float *out);
-void sb_prelu(const sb_op *op, const sb_shape *shape, const float *in, float *out);
-void sb_layer_norm(const sb_op *op, const sb_shape *shape, const float *in, float *out);
-void sb_softmax(int32_t dim, const sb_shape *shape, const float *in, float *out);
+void sb_prelu(const sb_kernels *kernels, const sb_op *op, const sb_shape *shape, const float *in, float *out);
+void sb_layer_norm(const sb_kernels *kernels, const sb_op *op, const sb_shape *shape, const float *in, float *out);
+void sb_softmax(const sb_kernels *kernels, int32_t dim, const sb_shape *shape, const float *in, float *out);
 void sb_adaptive_pool(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, const sb_shape *to,
                       const float *in, float *out);
 void sb_mean(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, const float *in, float *out);

@@ -25,42 +25,123 @@ void sb_affine_op(const sb_kernels *kernels, const sb_op *op, const sb_shape *sh
                         in + c * s.inner, out + c * s.inner, s.inner);
 }
 
-void sb_prelu(const sb_op *op, const sb_shape *shape, const float *in, float *out) {
+void sb_prelu(const sb_kernels *kernels, const sb_op *op, const sb_shape *shape, const float *in, float *out) {
     const size_t channels = op->prelu.count == 1 ? 1 : (size_t)op->prelu.count;
     const size_t inner = sb_elements(shape) / channels;
     for (size_t c = 0; c < channels; c++)
-        for (size_t i = c * inner; i < (c + 1) * inner; i++) out[i] = in[i] < 0 ? op->prelu.slope[c] * in[i] : in[i];
+        kernels->function((sb_function){.kind = SB_LEAKY_RELU, .a = op->prelu.slope[c]}, in + c * inner, out + c * inner, inner);
 }
 
-void sb_layer_norm(const sb_op *op, const sb_shape *shape, const float *in, float *out) {
+/* Numbers that are worked on together. Loops over them, and over no more than they are, become loops over vectors. */
+enum { TOGETHER = 64, SUMS = 8 };
+
+/* Sums of x - mean, and of its square, in a fixed number of parts. */
+static double sum_of(const float *x, size_t count, double mean, bool squared) {
+    double sums[SUMS] = {0};
+    size_t i = 0;
+    for (; i + SUMS <= count; i += SUMS)
+        for (size_t j = 0; j < SUMS; j++) {
+            const double distance = x[i + j] - mean;
+            sums[j] += squared ? distance * distance : distance;
+        }
+    for (size_t j = 0; i < count; i++, j++) sums[j] += squared ? (x[i] - mean) * (x[i] - mean) : x[i] - mean;
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+static float normal_factor(const sb_op *op, double squares, size_t size) {
+    return (float)(1 / sqrt(squares / (double)size + (double)op->affine.eps));
+}
+
+/* A piece at a time, since `in` may be `out`. */
+static void normalise_line(const sb_kernels *kernels, const sb_op *op, size_t size, const float *in, float *out) {
+    const double mean = sum_of(in, size, 0, false) / (double)size;
+    const float factor = normal_factor(op, sum_of(in, size, mean, true), size);
+    float piece[TOGETHER];
+    for (size_t i = 0; i < size; i += TOGETHER) {
+        const size_t count = size - i < TOGETHER ? size - i : TOGETHER;
+        memcpy(piece, in + i, count * sizeof *piece);
+        for (size_t j = 0; j < count; j++) piece[j] = (float)(piece[j] - mean) * factor;
+        memcpy(out + i, piece, count * sizeof *piece);
+    }
+    if (op->affine.scale) kernels->arithmetic(SB_MUL, out, 1, op->affine.scale, 1, out, size);
+    if (op->affine.shift) kernels->arithmetic(SB_ADD, out, 1, op->affine.shift, 1, out, size);
+}
+
+/* `count` lines side by side, whose elements are `step` apart; `in` may be `out`, so rows are copied first. */
+static void normalise_lines(const sb_op *op, size_t size, size_t step, size_t count, const float *in, float *out) {
+    double mean[TOGETHER] = {0}, squares[TOGETHER] = {0};
+    float factor[TOGETHER], row[TOGETHER];
+    for (size_t i = 0; i < size; i++)
+        for (size_t j = 0; j < count; j++) mean[j] += in[i * step + j];
+    for (size_t j = 0; j < count; j++) mean[j] /= (double)size;
+    for (size_t i = 0; i < size; i++)
+        for (size_t j = 0; j < count; j++) {
+            const double distance = in[i * step + j] - mean[j];
+            squares[j] += distance * distance;
+        }
+    for (size_t j = 0; j < count; j++) factor[j] = normal_factor(op, squares[j], size);
+    for (size_t i = 0; i < size; i++) {
+        const float scale = op->affine.scale ? op->affine.scale[i] : 1, shift = op->affine.shift ? op->affine.shift[i] : 0;
+        memcpy(row, in + i * step, count * sizeof *row);
+        for (size_t j = 0; j < count; j++) row[j] = (float)(row[j] - mean[j]) * factor[j] * scale + shift;
+        memcpy(out + i * step, row, count * sizeof *row);
+    }
+}
+
+void sb_layer_norm(const sb_kernels *kernels, const sb_op *op, const sb_shape *shape, const float *in, float *out) {
     const split s = split_at(shape, op->affine.dim);
-    for (size_t line = 0; line < s.outer * s.inner; line++) {
-        const size_t start = line / s.inner * s.size * s.inner + line % s.inner;
-        double sum = 0, squares = 0;
-        for (size_t i = 0; i < s.size; i++) sum += in[start + i * s.inner];
-        const double mean = sum / (double)s.size;
-        for (size_t i = 0; i < s.size; i++) {
-            const double distance = in[start + i * s.inner] - mean;
-            squares += distance * distance;
-        }
-        const float factor = (float)(1 / sqrt(squares / (double)s.size + (double)op->affine.eps));
-        for (size_t i = 0; i < s.size; i++) {
-            const float normal = (float)(in[start + i * s.inner] - mean) * factor;
-            out[start + i * s.inner] =
-                normal * (op->affine.scale ? op->affine.scale[i] : 1) + (op->affine.shift ? op->affine.shift[i] : 0);
-        }
-    }
+    for (size_t o = 0; o < s.outer; o++, in += s.size * s.inner, out += s.size * s.inner)
+        if (s.inner == 1)
+            normalise_line(kernels, op, s.size, in, out);
+        else
+            for (size_t j = 0; j < s.inner; j += TOGETHER)
+                normalise_lines(op, s.size, s.inner, s.inner - j < TOGETHER ? s.inner - j : TOGETHER, in + j, out + j);
 }
 
-void sb_softmax(int32_t dim, const sb_shape *shape, const float *in, float *out) {
-    const split s = split_at(shape, dim);
-    for (size_t line = 0; line < s.outer * s.inner; line++) {
-        const size_t start = line / s.inner * s.size * s.inner + line % s.inner;
-        float largest = in[start], sum = 0;
-        for (size_t i = 1; i < s.size; i++) largest = fmaxf(largest, in[start + i * s.inner]);
-        for (size_t i = 0; i < s.size; i++) sum += out[start + i * s.inner] = expf(in[start + i * s.inner] - largest);
-        for (size_t i = 0; i < s.size; i++) out[start + i * s.inner] /= sum;
+static const sb_function exponential = {.kind = SB_EXP};
+
+/* NaN counts or not: with one of them all shares are NaN. */
+static float largest_of(const float *x, size_t count) {
+    float best[SUMS];
+    size_t i = 0;
+    for (size_t j = 0; j < SUMS; j++) best[j] = x[0];
+    for (; i + SUMS <= count; i += SUMS)
+        for (size_t j = 0; j < SUMS; j++) best[j] = x[i + j] > best[j] ? x[i + j] : best[j];
+    for (; i < count; i++) best[0] = x[i] > best[0] ? x[i] : best[0];
+    for (size_t j = 1; j < SUMS; j++) best[0] = best[j] > best[0] ? best[j] : best[0];
+    return best[0];
+}
+
+static void softmax_line(const sb_kernels *kernels, size_t size, const float *in, float *out) {
+    const float largest = largest_of(in, size);
+    kernels->affine(1, -largest, in, out, size);
+    kernels->function(exponential, out, out, size);
+    const float sum = (float)sum_of(out, size, 0, false);
+    kernels->arithmetic(SB_DIV, out, 1, &sum, 0, out, size);
+}
+
+static void softmax_lines(const sb_kernels *kernels, size_t size, size_t step, size_t count, const float *in, float *out) {
+    float largest[TOGETHER], sum[TOGETHER] = {0};
+    memcpy(largest, in, count * sizeof *largest);
+    for (size_t i = 1; i < size; i++)
+        for (size_t j = 0; j < count; j++) largest[j] = in[i * step + j] > largest[j] ? in[i * step + j] : largest[j];
+    for (size_t i = 0; i < size; i++) {
+        float *row = out + i * step;
+        kernels->arithmetic(SB_SUB, in + i * step, 1, largest, 1, row, count);
+        kernels->function(exponential, row, row, count);
+        for (size_t j = 0; j < count; j++) sum[j] += row[j];
     }
+    for (size_t i = 0; i < size; i++) kernels->arithmetic(SB_DIV, out + i * step, 1, sum, 1, out + i * step, count);
+}
+
+void sb_softmax(const sb_kernels *kernels, int32_t dim, const sb_shape *shape, const float *in, float *out) {
+    const split s = split_at(shape, dim);
+    for (size_t o = 0; o < s.outer; o++, in += s.size * s.inner, out += s.size * s.inner)
+        if (s.inner == 1)
+            softmax_line(kernels, s.size, in, out);
+        else
+            for (size_t j = 0; j < s.inner; j += TOGETHER)
+                softmax_lines(kernels, s.size, s.inner, s.inner - j < TOGETHER ? s.inner - j : TOGETHER, in + j, out + j);
 }
 
 /* ------------------------------------------------------------------------------------------------- walking */
@@ -90,19 +171,34 @@ static void row_major_steps(const sb_shape *shape, int64_t *steps) {
     }
 }
 
-/* out, contiguous of shape `to`, from `in` with the given steps */
+/* out, contiguous of shape `to`, from `in` with the given steps: in runs where the last dimensions are contiguous there too */
 static void gather(const float *in, const int64_t *steps, const sb_shape *to, float *out) {
     walk w = {.rank = to->rank};
+    int64_t run = 1, step = 1;
     memcpy(w.dims, to->dims, sizeof w.dims);
     memcpy(w.steps[0], steps, sizeof w.steps[0]);
-    do *out++ = in[w.offset[0]];
-    while (walk_on(&w));
+    for (; w.rank > 0 && (steps[w.rank - 1] == run || w.dims[w.rank - 1] == 1); w.rank--) run *= w.dims[w.rank - 1];
+    if (run == 1 && w.rank > 0) { /* then of the last dimension */
+        w.rank--;
+        run = w.dims[w.rank];
+        step = steps[w.rank];
+    }
+    do {
+        const float *from = in + w.offset[0];
+        if (step == 1)
+            memcpy(out, from, sizeof(float) * (size_t)run);
+        else
+            for (int64_t i = 0; i < run; i++) out[i] = from[i * step];
+        out += run;
+    } while (walk_on(&w));
 }
 
 void sb_slice(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
     const split source = split_at(from, op->slice.dim), target = split_at(to, op->slice.dim);
     for (size_t o = 0; o < target.outer; o++) {
-        for (size_t i = 0; i < target.size; i++) {
+        const float *line = in + o * source.size + op->slice.start; /* where elements stand alone */
+        for (size_t i = 0; source.inner == 1 && i < target.size; i++) *out++ = line[i * (size_t)op->slice.step];
+        for (size_t i = 0; source.inner > 1 && i < target.size; i++) {
             const size_t position = (size_t)op->slice.start + i * (size_t)op->slice.step;
             memcpy(out, in + (o * source.size + position) * source.inner, sizeof(float) * source.inner);
             out += source.inner;
@@ -117,13 +213,26 @@ void sb_permute(const sb_op *op, const sb_shape *from, const sb_shape *to, const
     gather(in, steps, to, out);
 }
 
+/* Means of `size` numbers that are `inner` apart. */
+static void mean_lines(size_t size, size_t inner, const float *in, float *out) {
+    for (size_t first = 0; first < inner; first += TOGETHER, in += TOGETHER) {
+        const size_t count = inner - first < TOGETHER ? inner - first : TOGETHER;
+        double sum[TOGETHER] = {0};
+        for (size_t i = 0; i < size; i++)
+            for (size_t j = 0; j < count; j++) sum[j] += in[i * inner + j];
+        for (size_t j = 0; j < count; j++) *out++ = (float)(sum[j] / (double)size);
+    }
+}
+
 void sb_mean(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, const float *in, float *out) {
     walk kept = {0}, gone = {0};
     int64_t steps[SB_MAX_RANK] = {0};
+    int32_t last = 0; /* that is gone */
     row_major_steps(from, steps);
     for (int32_t d = 0; d < from->rank; d++) {
         bool reduced = false;
         for (int32_t i = 0; i < op->dims.count; i++) reduced |= op->dims.dims[i] == d;
+        if (reduced) last = d;
         walk *w = reduced ? &gone : &kept;
         w->dims[w->rank] = from->dims[d];
         w->steps[0][w->rank++] = steps[d];
@@ -134,6 +243,12 @@ void sb_mean(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, c
     const size_t count = sb_elements(from) / rows;
     if (kept.rank == 0 || kept.steps[0][kept.rank - 1] == (int64_t)count) {
         kernels->means(in, count, out, rows);
+        return;
+    }
+    /* dimensions one behind the other: lines side by side */
+    if (gone.rank > 0 && gone.steps[0][0] * gone.dims[0] == steps[last] * (int64_t)count) {
+        const size_t inner = (size_t)steps[last], outer = rows / inner;
+        for (size_t o = 0; o < outer; o++) mean_lines(count, inner, in + o * count * inner, out + o * inner);
         return;
     }
     do {
@@ -180,17 +295,33 @@ void sb_broadcast(const sb_kernels *kernels, sb_arithmetic f, const sb_shape *a_
 
 /* -------------------------------------------------------------------------------------------------- planes */
 
+static float window_sum(const float *plane, int64_t width, int64_t y0, int64_t y1, int64_t x0, int64_t x1) {
+    float sum = 0;
+    for (int64_t y = y0; y < y1; y++)
+        for (int64_t x = x0; x < x1; x++) sum += plane[y * width + x];
+    return sum;
+}
+
+static inline float larger_or_nan(float best, float value) { return value > best || value != value ? value : best; }
+
+static float window_largest(const float *plane, int64_t width, int64_t y0, int64_t y1, int64_t x0, int64_t x1) {
+    float best[SUMS];
+    for (int64_t j = 0; j < SUMS; j++) best[j] = -INFINITY;
+    for (int64_t y = y0; y < y1; y++) {
+        const float *row = plane + y * width;
+        int64_t x = x0;
+        for (; x + SUMS <= x1; x += SUMS)
+            for (int64_t j = 0; j < SUMS; j++) best[j] = larger_or_nan(best[j], row[x + j]);
+        for (; x < x1; x++) best[0] = larger_or_nan(best[0], row[x]);
+    }
+    for (int64_t j = 1; j < SUMS; j++) best[0] = larger_or_nan(best[0], best[j]);
+    return best[0];
+}
+
 static float adaptive_window(bool average, const float *plane, int64_t width, int64_t y0, int64_t y1, int64_t x0,
                              int64_t x1) {
-    float sum = 0, best = -INFINITY;
-    for (int64_t y = y0; y < y1; y++) {
-        for (int64_t x = x0; x < x1; x++) {
-            const float value = plane[y * width + x];
-            sum += value;
-            if (value > best || value != value) best = value;
-        }
-    }
-    return average ? sum / (float)((y1 - y0) * (x1 - x0)) : best;
+    return average ? window_sum(plane, width, y0, y1, x0, x1) / (float)((y1 - y0) * (x1 - x0))
+                   : window_largest(plane, width, y0, y1, x0, x1);
 }
 
 /* Window o of n over a size covers floor(o * size / n) ... ceil((o + 1) * size / n) - 1. */
@@ -220,17 +351,26 @@ static int64_t padded_source(uint8_t mode, int64_t i, int64_t size) {
     }
 }
 
-void sb_pad(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
-    const int64_t height = sb_height(from), width = sb_width(from);
-    for (int32_t c = 0; c < sb_planes(from); c++, in += height * width) {
-        for (int64_t y = 0; y < sb_height(to); y++) {
-            const int64_t row = padded_source(op->pad.mode, y - op->pad.amounts[0], height);
-            for (int64_t x = 0; x < sb_width(to); x++) {
-                const int64_t column = padded_source(op->pad.mode, x - op->pad.amounts[2], width);
-                *out++ = row < 0 || column < 0 ? op->pad.value : in[row * width + column];
-            }
-        }
+static void pad_columns(const sb_op *op, const float *row, int64_t width, int64_t begin, int64_t end, float *out) {
+    for (int64_t x = begin; x < end; x++) {
+        const int64_t column = padded_source(op->pad.mode, x - op->pad.amounts[2], width);
+        out[x] = !row || column < 0 ? op->pad.value : row[column];
     }
+}
+
+void sb_pad(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
+    const int64_t height = sb_height(from), width = sb_width(from), columns = sb_width(to), left = op->pad.amounts[2];
+    const int64_t begin = left < 0 ? 0 : left < columns ? left : columns; /* of what is copied as it stands */
+    const int64_t end = left + width < begin ? begin : left + width < columns ? left + width : columns;
+    for (int32_t c = 0; c < sb_planes(from); c++, in += height * width)
+        for (int64_t y = 0; y < sb_height(to); y++, out += columns) {
+            const int64_t source = padded_source(op->pad.mode, y - op->pad.amounts[0], height);
+            const float *row = source < 0 ? NULL : in + source * width;
+            pad_columns(op, row, width, 0, row ? begin : columns, out);
+            if (!row) continue;
+            memcpy(out + begin, row + begin - left, sizeof(float) * (size_t)(end - begin));
+            pad_columns(op, row, width, end, columns, out);
+        }
 }
 
 /* PyTorch's coordinate arithmetic: where output position o lies in the input, as two neighbours and the share of the
@@ -259,18 +399,31 @@ static sample sample_at(const sb_op *op, int axis, int64_t o, int64_t size, int6
     return (sample){low, low + (low < size - 1), share < 0 ? 0 : share > 1 ? 1 : share};
 }
 
-void sb_upsample(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
+/* Output columns `first` on of all planes, as many as samples are given. */
+static void upsample_columns(const sb_op *op, const sb_shape *from, const sb_shape *to, int64_t first, const sample *samples,
+                             int64_t count, const float *in, float *out) {
     const int64_t height = sb_height(from), width = sb_width(from), rows = sb_height(to), columns = sb_width(to);
-    for (int32_t c = 0; c < sb_planes(from); c++, in += height * width) {
+    for (int32_t c = 0; c < sb_planes(from); c++, in += height * width)
         for (int64_t y = 0; y < rows; y++) {
             const sample v = sample_at(op, 0, y, height, rows);
-            for (int64_t x = 0; x < columns; x++) {
-                const sample h = sample_at(op, 1, x, width, columns);
-                const float *upper = in + v.low * width, *lower = in + v.high * width;
+            const float *upper = in + v.low * width, *lower = in + v.high * width;
+            float *to_row = out + ((int64_t)c * rows + y) * columns + first;
+            for (int64_t x = 0; !op->upsample.bilinear && x < count; x++) to_row[x] = upper[samples[x].low];
+            for (int64_t x = 0; op->upsample.bilinear && x < count; x++) {
+                const sample h = samples[x];
                 const float above = (1 - h.share) * upper[h.low] + h.share * upper[h.high];
                 const float below = (1 - h.share) * lower[h.low] + h.share * lower[h.high];
-                *out++ = (1 - v.share) * above + v.share * below;
+                to_row[x] = (1 - v.share) * above + v.share * below;
             }
         }
+}
+
+void sb_upsample(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
+    const int64_t width = sb_width(from), columns = sb_width(to);
+    sample samples[TOGETHER];
+    for (int64_t first = 0; first < columns; first += TOGETHER) {
+        const int64_t count = columns - first < TOGETHER ? columns - first : TOGETHER;
+        for (int64_t x = 0; x < count; x++) samples[x] = sample_at(op, 1, first + x, width, columns);
+        upsample_columns(op, from, to, first, samples, count, in, out);
     }
 }
