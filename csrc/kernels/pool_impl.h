@@ -1,5 +1,5 @@
 /* Pooling on vectors: the rows under a window are combined into one, then its columns, a register of windows at a time.
- * Rows of more than POOL_WIDTH pixels and strides beyond 2 are left to the portable row. */
+ * Rows of more than POOL_WIDTH pixels are left to the portable row. */
 
 enum { POOL_WIDTH = 1024 };
 
@@ -65,17 +65,28 @@ static int pool_extent(int first, int kernel, int size, int pad_end, bool with_p
     return end > first ? end - first : 0;
 }
 
-ALWAYS_INLINE vfloat pool_columns(const sb_pool *pool, const bool average, const float *row, int x) {
+/* Every `stride`-th number, in `lanes` lanes at least. `known`: the stride as a constant of the caller, 0 where it is another one. */
+ALWAYS_INLINE vfloat load_strided(const float *from, const int known, int stride, int lanes) {
+    if (known == 1)
+        return vload(from);
+    if (known == 2)
+        return even_lanes(vload(from), vload(from + LANES));
+    float numbers[LANES] = {0};
+    for (int lane = 0; lane < lanes; lane++)
+        numbers[lane] = from[lane * stride];
+    return vload(numbers);
+}
+
+ALWAYS_INLINE vfloat pool_columns(const sb_pool *pool, const bool average, const int known, const float *row, int x, int lanes) {
     vfloat result = {0};
     for (int kx = 0; kx < pool->kernel_w; kx++) {
-        const float *from = row + x * pool->stride_w + kx * pool->dilation_w;
-        const vfloat v = pool->stride_w == 1 ? vload(from) : even_lanes(vload(from), vload(from + LANES));
+        const vfloat v = load_strided(row + x * pool->stride_w + kx * pool->dilation_w, known, pool->stride_w, lanes);
         result = kx ? pool_pair(average, result, v) : v;
     }
     return result;
 }
 
-ALWAYS_INLINE void pool_plane(const sb_pool *pool, const bool average, const float *plane, float *row,
+ALWAYS_INLINE void pool_plane(const sb_pool *pool, const bool average, const int known, const float *plane, float *row,
                               const float *columns, float *out) {
     for (int y = 0; y < pool->out_height; y++, out += pool->out_width) {
         const int used = pool_rows(pool, average, plane, y, row);
@@ -83,7 +94,7 @@ ALWAYS_INLINE void pool_plane(const sb_pool *pool, const bool average, const flo
         const int rows = pool_extent(top, pool->kernel_h, pool->height, pool->pad_bottom, pool->count_include_pad);
         for (int x = 0; x < pool->out_width; x += LANES) {
             const int lanes = pool->out_width - x < LANES ? pool->out_width - x : LANES;
-            vfloat v = pool_columns(pool, average, row, x);
+            vfloat v = pool_columns(pool, average, known, row, x, lanes);
             if (average)
                 v /= vsplat(pool->divisor ? (float)pool->divisor : (float)rows) * vload(columns + x);
             if (!used)
@@ -93,6 +104,15 @@ ALWAYS_INLINE void pool_plane(const sb_pool *pool, const bool average, const flo
             else
                 vstore_part(out + x, v, 0, lanes);
         }
+    }
+}
+
+ALWAYS_INLINE void pool_strided_plane(const sb_pool *pool, const bool average, const float *plane, float *row,
+                                      const float *columns, float *out) {
+    switch (pool->stride_w) {
+    case 1: pool_plane(pool, average, 1, plane, row, columns, out); break;
+    case 2: pool_plane(pool, average, 2, plane, row, columns, out); break;
+    default: pool_plane(pool, average, 0, plane, row, columns, out);
     }
 }
 
@@ -161,7 +181,7 @@ static void simd_pool(const sb_pool *pool, const float *in, float *out) {
     float row[POOL_WIDTH + 4 * LANES], columns[POOL_WIDTH + LANES];
     const int64_t last = (int64_t)(pool->out_width - 1) * pool->stride_w + (int64_t)(pool->kernel_w - 1) * pool->dilation_w;
     const int64_t reach = last + 1 > pool->pad_left + pool->width ? last + 1 : (int64_t)pool->pad_left + pool->width;
-    if (pool->stride_w > 2 || reach > POOL_WIDTH || pool->kernel_h > POOL_WIDTH || pool->dilation_h > POOL_WIDTH ||
+    if (reach > POOL_WIDTH || pool->stride_w > POOL_WIDTH || pool->kernel_h > POOL_WIDTH || pool->dilation_h > POOL_WIDTH ||
         (pool->average && (pool->dilation_h > 1 || pool->dilation_w > 1))) {
         sb_kernels_portable.pool(pool, in, out);
         return;
@@ -174,9 +194,9 @@ static void simd_pool(const sb_pool *pool, const float *in, float *out) {
     }
     for (int c = 0; c < pool->channels; c++) {
         if (pool->average)
-            pool_plane(pool, true, in, row, columns, out);
+            pool_strided_plane(pool, true, in, row, columns, out);
         else
-            pool_plane(pool, false, in, row, columns, out);
+            pool_strided_plane(pool, false, in, row, columns, out);
         in += pool->in_plane;
         out += pool->out_plane;
     }
