@@ -4,8 +4,8 @@
  * prepared weights is aligned to SB_ALIGNMENT, and its size is rounded up to a multiple of it: a kernel may read and
  * write the rest of the last SB_ALIGNMENT bytes of what it was given; nobody relies on what is there. `in`, `added`
  * and `out` of a convolution never overlap, except that `added` may be `out` where the kernel adds in place; the
- * element-wise kernels work in place. Kernels allocate nothing. A pool may be given some planes or rows of a value alone:
- * these are aligned to their elements, and nothing behind them is written.
+ * element-wise kernels work in place. Kernels allocate nothing. A pool may be given some planes or rows of a value alone, and
+ * element-wise kernels and means any numbers: these are aligned to their elements, and nothing behind them is touched.
  *
  * A row of another instruction set is one `sb_kernels` with NULL where the portable kernel should serve.
  */

@@ -74,6 +74,41 @@ def test_nan_is_not_hidden(function: r.ActivationKind) -> None:
     assert np.isnan(net(np.array([[1, np.nan, -1]], np.float32))).tolist() == [[False, True, False]]
 
 
+# --------------------------------------------------------------------------------------- along dimensions
+
+
+@given(st.data())
+def test_along_any_dimensions(data: st.DataObject) -> None:
+    """Few and many numbers before, along and behind the dimensions that an operation works on."""
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 7, 65, 130]), min_size=1, max_size=3)))
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    size = shape[dim]
+    start, step = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, 3))
+    dims = data.draw(st.permutations(range(len(shape))))
+    scale = data.draw(st.sampled_from([None, reals(size)]))
+    op: r.Op = data.draw(
+        st.sampled_from([
+            r.Softmax(inputs=(0,), dim=dim),
+            r.LayerNorm(inputs=(0,), dim=dim, eps=1e-5, scale=scale, shift=reals(size)),
+            r.Mean(inputs=(0,), dims=tuple(dims[: data.draw(st.integers(1, len(dims)))]), keepdim=True),
+            r.Permute(inputs=(0,), dims=tuple(dims)),
+            r.Slice(inputs=(0,), dim=dim, start=start, stop=data.draw(st.integers(start + 1, size)), step=step),
+        ])
+    )  # fmt: skip
+    check(program(shape, op))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_spoils_its_line_alone(number: float, dim: int) -> None:
+    x = reals(1, 20, 70)
+    x[0, 3, 5] = number
+    for op in (r.Softmax(inputs=(0,), dim=dim), r.LayerNorm(inputs=(0,), dim=dim, eps=1e-5)):
+        want = run(program(x.shape[1:], op), torch.from_numpy(x))[1].numpy()
+        got = subbit.load(encode(program(x.shape[1:], op)))(x)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------ convolutions
 
 sizes = st.integers(1, 3)

@@ -1,5 +1,5 @@
 /* Pooling on vectors: the rows under a window are combined into one, then its columns, a register of windows at a time.
- * Rows of more than POOL_WIDTH pixels are left to the portable row. */
+ * What reaches beyond POOL_WIDTH pixels is left to the portable row, and so are averages of windows with gaps. */
 
 enum { POOL_WIDTH = 1024 };
 

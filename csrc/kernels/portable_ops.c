@@ -32,15 +32,15 @@ void sb_prelu(const sb_kernels *kernels, const sb_op *op, const sb_shape *shape,
         kernels->function((sb_function){.kind = SB_LEAKY_RELU, .a = op->prelu.slope[c]}, in + c * inner, out + c * inner, inner);
 }
 
-/* Numbers that are worked on together. Loops over them, and over no more than they are, become loops over vectors. */
-enum { TOGETHER = 64, SUMS = 8 };
+/* Numbers that are worked on together, and parts of a sum or a maximum: loops over them become loops over vectors. */
+enum { TOGETHER = 64, PARTS = 8 };
 
 /* Sums of x - mean, and of its square, in a fixed number of parts. */
 static double sum_of(const float *x, size_t count, double mean, bool squared) {
-    double sums[SUMS] = {0};
+    double sums[PARTS] = {0};
     size_t i = 0;
-    for (; i + SUMS <= count; i += SUMS)
-        for (size_t j = 0; j < SUMS; j++) {
+    for (; i + PARTS <= count; i += PARTS)
+        for (size_t j = 0; j < PARTS; j++) {
             const double distance = x[i + j] - mean;
             sums[j] += squared ? distance * distance : distance;
         }
@@ -102,13 +102,13 @@ static const sb_function exponential = {.kind = SB_EXP};
 
 /* NaN counts or not: with one of them all shares are NaN. */
 static float largest_of(const float *x, size_t count) {
-    float best[SUMS];
+    float best[PARTS];
     size_t i = 0;
-    for (size_t j = 0; j < SUMS; j++) best[j] = x[0];
-    for (; i + SUMS <= count; i += SUMS)
-        for (size_t j = 0; j < SUMS; j++) best[j] = x[i + j] > best[j] ? x[i + j] : best[j];
+    for (size_t j = 0; j < PARTS; j++) best[j] = x[0];
+    for (; i + PARTS <= count; i += PARTS)
+        for (size_t j = 0; j < PARTS; j++) best[j] = x[i + j] > best[j] ? x[i + j] : best[j];
     for (; i < count; i++) best[0] = x[i] > best[0] ? x[i] : best[0];
-    for (size_t j = 1; j < SUMS; j++) best[0] = best[j] > best[0] ? best[j] : best[0];
+    for (size_t j = 1; j < PARTS; j++) best[0] = best[j] > best[0] ? best[j] : best[0];
     return best[0];
 }
 
@@ -195,15 +195,14 @@ static void gather(const float *in, const int64_t *steps, const sb_shape *to, fl
 
 void sb_slice(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
     const split source = split_at(from, op->slice.dim), target = split_at(to, op->slice.dim);
-    for (size_t o = 0; o < target.outer; o++) {
-        const float *line = in + o * source.size + op->slice.start; /* where elements stand alone */
-        for (size_t i = 0; source.inner == 1 && i < target.size; i++) *out++ = line[i * (size_t)op->slice.step];
-        for (size_t i = 0; source.inner > 1 && i < target.size; i++) {
-            const size_t position = (size_t)op->slice.start + i * (size_t)op->slice.step;
-            memcpy(out, in + (o * source.size + position) * source.inner, sizeof(float) * source.inner);
-            out += source.inner;
-        }
-    }
+    const size_t step = (size_t)op->slice.step, run = step == 1 ? target.size * source.inner : source.inner;
+    in += (size_t)op->slice.start * source.inner;
+    for (size_t o = 0; o < target.outer; o++, in += source.size * source.inner)
+        for (size_t i = 0; i < target.size * source.inner; i += run, out += run)
+            if (run == 1)
+                *out = in[i * step];
+            else
+                memcpy(out, in + i * step, sizeof(float) * run);
 }
 
 void sb_permute(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
@@ -215,11 +214,11 @@ void sb_permute(const sb_op *op, const sb_shape *from, const sb_shape *to, const
 
 /* Means of `size` numbers that are `inner` apart. */
 static void mean_lines(size_t size, size_t inner, const float *in, float *out) {
-    for (size_t first = 0; first < inner; first += TOGETHER, in += TOGETHER) {
+    for (size_t first = 0; first < inner; first += TOGETHER) {
         const size_t count = inner - first < TOGETHER ? inner - first : TOGETHER;
         double sum[TOGETHER] = {0};
         for (size_t i = 0; i < size; i++)
-            for (size_t j = 0; j < count; j++) sum[j] += in[i * inner + j];
+            for (size_t j = 0; j < count; j++) sum[j] += in[i * inner + first + j];
         for (size_t j = 0; j < count; j++) *out++ = (float)(sum[j] / (double)size);
     }
 }
@@ -246,7 +245,7 @@ void sb_mean(const sb_kernels *kernels, const sb_op *op, const sb_shape *from, c
         return;
     }
     /* dimensions one behind the other: lines side by side */
-    if (gone.rank > 0 && gone.steps[0][0] * gone.dims[0] == steps[last] * (int64_t)count) {
+    if (gone.steps[0][0] * gone.dims[0] == steps[last] * (int64_t)count) {
         const size_t inner = (size_t)steps[last], outer = rows / inner;
         for (size_t o = 0; o < outer; o++) mean_lines(count, inner, in + o * count * inner, out + o * inner);
         return;
@@ -305,17 +304,10 @@ static float window_sum(const float *plane, int64_t width, int64_t y0, int64_t y
 static inline float larger_or_nan(float best, float value) { return value > best || value != value ? value : best; }
 
 static float window_largest(const float *plane, int64_t width, int64_t y0, int64_t y1, int64_t x0, int64_t x1) {
-    float best[SUMS];
-    for (int64_t j = 0; j < SUMS; j++) best[j] = -INFINITY;
-    for (int64_t y = y0; y < y1; y++) {
-        const float *row = plane + y * width;
-        int64_t x = x0;
-        for (; x + SUMS <= x1; x += SUMS)
-            for (int64_t j = 0; j < SUMS; j++) best[j] = larger_or_nan(best[j], row[x + j]);
-        for (; x < x1; x++) best[0] = larger_or_nan(best[0], row[x]);
-    }
-    for (int64_t j = 1; j < SUMS; j++) best[0] = larger_or_nan(best[0], best[j]);
-    return best[0];
+    float best = -INFINITY;
+    for (int64_t y = y0; y < y1; y++)
+        for (int64_t x = x0; x < x1; x++) best = larger_or_nan(best, plane[y * width + x]);
+    return best;
 }
 
 static float adaptive_window(bool average, const float *plane, int64_t width, int64_t y0, int64_t y1, int64_t x0,
@@ -360,8 +352,8 @@ static void pad_columns(const sb_op *op, const float *row, int64_t width, int64_
 
 void sb_pad(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
     const int64_t height = sb_height(from), width = sb_width(from), columns = sb_width(to), left = op->pad.amounts[2];
-    const int64_t begin = left < 0 ? 0 : left < columns ? left : columns; /* of what is copied as it stands */
-    const int64_t end = left + width < begin ? begin : left + width < columns ? left + width : columns;
+    const int64_t begin = left < 0 ? 0 : left; /* of what is copied as it stands */
+    const int64_t end = left + width < columns ? left + width : columns;
     for (int32_t c = 0; c < sb_planes(from); c++, in += height * width)
         for (int64_t y = 0; y < sb_height(to); y++, out += columns) {
             const int64_t source = padded_source(op->pad.mode, y - op->pad.amounts[0], height);
@@ -408,8 +400,11 @@ static void upsample_columns(const sb_op *op, const sb_shape *from, const sb_sha
             const sample v = sample_at(op, 0, y, height, rows);
             const float *upper = in + v.low * width, *lower = in + v.high * width;
             float *to_row = out + ((int64_t)c * rows + y) * columns + first;
-            for (int64_t x = 0; !op->upsample.bilinear && x < count; x++) to_row[x] = upper[samples[x].low];
-            for (int64_t x = 0; op->upsample.bilinear && x < count; x++) {
+            for (int64_t x = 0; x < count; x++) {
+                if (!op->upsample.bilinear) {
+                    to_row[x] = upper[samples[x].low];
+                    continue;
+                }
                 const sample h = samples[x];
                 const float above = (1 - h.share) * upper[h.low] + h.share * upper[h.high];
                 const float below = (1 - h.share) * lower[h.low] + h.share * lower[h.high];

@@ -1,6 +1,8 @@
-/* Curves on vectors: e^x, the logarithm and what is made of them, to some millionths of their value. NaN gives NaN, and infinite
- * numbers what the portable row gives. Results below the smallest normal number may be zero. */
+/* Curves on vectors: e^x, the logarithm and what is made of them, to some millionths of their value. NaN and infinite numbers
+ * give what they give in the portable row. */
 #include <math.h>
+
+typedef uint32_t vbits __attribute__((vector_size(4 * LANES), may_alias)); /* numbers as bits, which may overflow */
 
 ALWAYS_INLINE vfloat vchoose(vword mask, vfloat yes, vfloat no) {
     return (vfloat)((mask & (vword)yes) | (~mask & (vword)no));
@@ -27,16 +29,16 @@ ALWAYS_INLINE vfloat vsqrt(vfloat x) {
 #endif
 }
 
-/* x = n ln 2 + r; returns r, n is in the low bits of `shifted`. */
-ALWAYS_INLINE vfloat split_exponent(vfloat x, vword *shifted) {
-    const vfloat sum = x * vsplat(1.44269504f) + vsplat(0x1.8p23f); /* rounds to an integer */
-    const vfloat n = sum - vsplat(0x1.8p23f);
-    *shifted = (vword)sum;
-    return (x - n * vsplat(0x1.62e400p-1f)) - n * vsplat(0x1.7f7d1cp-20f);
+/* x = n ln 2 + r; returns r. */
+ALWAYS_INLINE vfloat split_exponent(vfloat x, vword *n) {
+    const vfloat sum = x * vsplat(1.44269504f) + vsplat(0x1.8p23f); /* rounds to an integer, which is in the low bits */
+    const vfloat rounded = sum - vsplat(0x1.8p23f);
+    *n = (vword)((vbits)sum - (vbits)vsplat(0x1.8p23f));
+    return (x - rounded * vsplat(0x1.62e400p-1f)) - rounded * vsplat(0x1.7f7d1cp-20f);
 }
 
-/* 2^n for n from -126 to 127, and 0 for -127. */
-ALWAYS_INLINE vfloat power_of_two(vword shifted, int plus) { return (vfloat)((shifted << 23) + ((127 + plus) << 23)); }
+/* 2^n for n from -126 to 127. */
+ALWAYS_INLINE vfloat power_of_two(vword n) { return (vfloat)(((vbits)n + 127) << 23); }
 
 /* (e^r - 1 - r) / r^2 for the small r of split_exponent. */
 ALWAYS_INLINE vfloat exponential_rest(vfloat r) {
@@ -47,28 +49,29 @@ ALWAYS_INLINE vfloat exponential_rest(vfloat r) {
     return p * r + vsplat(0.5f);
 }
 
-/* Twice 2^(n - 1), which exists for all n that there are: too large a result becomes infinite by itself. */
+/* 2^n as two factors: the result may be infinite or denormal. */
 ALWAYS_INLINE vfloat vexp(vfloat x) {
-    vword shifted;
-    const vfloat r = split_exponent(vat_most(vat_least(x, vsplat(-87.0f)), vsplat(89.0f)), &shifted);
+    vword n;
+    const vfloat r = split_exponent(vat_most(vat_least(x, vsplat(-104.0f)), vsplat(89.0f)), &n);
     const vfloat p = (exponential_rest(r) * r + vsplat(1)) * r + vsplat(1);
-    return p * power_of_two(shifted, -1) * vsplat(2);
+    const vword half = n >> 1;
+    return p * power_of_two(half) * power_of_two((vword)((vbits)n - (vbits)half));
 }
 
 /* e^x - 1 for x up to 0, others count as 0. */
 ALWAYS_INLINE vfloat vexpm1(vfloat x) {
-    vword shifted;
-    const vfloat r = split_exponent(vat_most(vat_least(x, vsplat(-87.0f)), vsplat(0)), &shifted);
-    const vfloat scale = power_of_two(shifted, 0);
+    vword n;
+    const vfloat r = split_exponent(vat_most(vat_least(x, vsplat(-87.0f)), vsplat(0)), &n);
+    const vfloat scale = power_of_two(n);
     return scale * (exponential_rest(r) * r * r + r) + (scale - vsplat(1));
 }
 
 /* x = 2^n m with m around 1; log m = 2 artanh s with s = (m - 1) / (m + 1). */
 ALWAYS_INLINE vfloat vlog(vfloat x) {
     const vword tiny = (vword)(x < vsplat(0x1p-126f));
-    const vword bits = (vword)vchoose(tiny, x * vsplat(0x1p23f), x);
-    const vword n = (bits - 0x3f3504f3) >> 23; /* m from the square root of 1/2 on */
-    const vfloat m = (vfloat)(bits - (n << 23)), exponent = __builtin_convertvector(n + (tiny & -23), vfloat);
+    const vbits bits = (vbits)vchoose(tiny, x * vsplat(0x1p23f), x);
+    const vword n = (vword)(bits - 0x3f3504f3) >> 23; /* m from the square root of 1/2 on */
+    const vfloat m = (vfloat)(bits - ((vbits)n << 23)), exponent = __builtin_convertvector(n + (tiny & -23), vfloat);
     const vfloat s = (m - vsplat(1)) / (m + vsplat(1)), square = s * s;
     vfloat p = vsplat(2.0f / 9);
     p = p * square + vsplat(2.0f / 7);
