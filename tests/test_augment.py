@@ -104,7 +104,8 @@ def test_images_stay_bytes_until_the_batch() -> None:
     data = tiny.digits()
     batches = Batches(data, tiny.settings(batch=320, shift=0, cutout=0, rotate=0, zoom=0))
     assert batches.images.dtype == torch.uint8
-    ((images, labels),) = list(batches)
+    ((images, labels, whole),) = list(batches)
+    assert whole is images  # nothing was shrunk
     assert images.dtype == torch.float32
     expected = (data.train.images[batches.order(0).numpy()] / 255 - data.mean[0]) / data.std[0]
     assert torch.allclose(images, torch.from_numpy(expected).float(), atol=1e-5)

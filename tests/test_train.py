@@ -37,7 +37,8 @@ def learner(settings: Settings, *teachers: nn.Module) -> Learner:
 
 
 def batch(settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
-    return next(iter(Batches(tiny.digits(), settings)))
+    images, labels, _ = next(iter(Batches(tiny.digits(), settings)))
+    return images, labels
 
 
 # ------------------------------------------------------------------------------------------------ a run
@@ -384,6 +385,17 @@ def test_teacher_counts_by_its_weight_and_is_not_trained(dense: Path) -> None:
     assert all(torch.equal(before[key], value) for key, value in teacher.state_dict().items())
     own = {id(p) for p in taught.parameters()}
     assert not any(id(p) in own for p in teacher.parameters())
+
+
+def test_teachers_see_images_in_full_size(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, sides = load_run(dense)[0], []
+    teacher.register_forward_pre_hook(lambda module, inputs: sides.append(inputs[0].shape[2]))
+    monkeypatch.setattr("subbit.train.runner.open_teacher", lambda name, data: teacher)
+    small = {"model": "vgg16", "model_options": {"width": 1 / 16}, "f1": "1/2", "f2": "1/2"}
+    settings = tiny.settings(**small, teacher=str(dense), epochs=1, start_size=20)
+    assert next(iter(Batches(tiny.digits(), settings)))[0].shape[2] == 20  # what is trained on
+    fit(settings, out=tmp_path / "run", data=tiny.digits())
+    assert set(sides) == {28}
 
 
 def test_distilled_run_resumes_like_any_other(dense: Path, tmp_path: Path) -> None:

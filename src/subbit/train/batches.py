@@ -16,7 +16,7 @@ from subbit.data.dataset import DataSet, Part
 from subbit.errors import ConfigError
 from subbit.train.settings import Settings
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor, Tensor]  # images, labels, and the images in full size, for teachers
 
 EVALUATION_BATCH = 500
 _SIZE_STEP = 8  # pixels between two resolutions: few, so that statistics settle between them
@@ -128,15 +128,16 @@ class Batches:
         if self.settings.alternate and self.settings.flip:
             draw = replace(draw, flips=self.first_flips[index.cpu()] ^ bool(epoch % 2))
         images = draw.blank(self.normalise(draw.turn(draw.move(self.images[index]))))
+        whole = images
         size = self.sizes.at((epoch * len(self) + step) / (self.settings.epochs * len(self)))
         if size != images.shape[2:]:
             images = F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)
         if self.settings.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        return images, self.labels[index]
+        return images, self.labels[index], whole
 
 
-def plain_batches(data: DataSet, part: Part, *, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+def plain_batches(data: DataSet, part: Part, *, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
     """The images of `part` in their order, normalised, without augmentation; every process its share."""
     normalise = Normalise(data)
     images, labels = torch.from_numpy(part.images[rank::world]), torch.from_numpy(part.labels[rank::world])

@@ -53,8 +53,7 @@ def reestimate_batchnorm(model: nn.Module, batches: Batches, count: int) -> None
     for step in range(count):
         epoch, place = divmod(step, len(batches))
         epoch += batches.settings.epochs
-        images, _ = batches.make(batches.order(epoch), epoch, place)
-        model(images.to(device))
+        model(batches.make(batches.order(epoch), epoch, place)[0].to(device))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     model.eval()

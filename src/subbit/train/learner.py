@@ -102,9 +102,9 @@ class Learner(LightningModule):
         torch.manual_seed(derive(self.settings.seed, "step", self.done, self.global_rank))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        images, labels = batch
+        images, labels, whole = batch
         logits = self.model(images)
-        loss = self.loss(images, logits, labels)
+        loss = self.loss(whole, logits, labels)
         self._count(loss, logits, labels)
         return loss
 
@@ -122,12 +122,12 @@ class Learner(LightningModule):
 
     # -- loss
 
-    def loss(self, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, whole: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         settings = self.settings
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=settings.label_smoothing)
         if self._teachers:
             with torch.no_grad():
-                wanted = [teacher(images).float() for teacher in self._teachers]
+                wanted = [teacher(whole).float() for teacher in self._teachers]  # what shrinks is the student's work
             taught = distillation(logits.float(), wanted, settings.distill_temperature)
             loss = (1 - settings.distill_weight) * loss + settings.distill_weight * taught
         if settings.balance:

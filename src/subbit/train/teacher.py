@@ -21,7 +21,7 @@ from subbit import zoo
 from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError
 from subbit.records import Preprocessing
-from subbit.runtime import Network, load
+from subbit.runtime import load
 from subbit.train.build import MODEL_FILE, open_run
 
 
@@ -73,13 +73,8 @@ class Packed(nn.Module):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        self.file = file
         self.network = load(file)
-        self._by_shape: dict[tuple[int, ...], Network] = {self.network.input_shape: self.network}
 
     def forward(self, images: Tensor) -> Tensor:
-        shape = tuple(images.shape[1:])
-        if shape not in self._by_shape:  # images that grow
-            self._by_shape[shape] = load(self.file, input_shape=shape)
         batch = images.detach().float().cpu().contiguous().numpy()
-        return torch.from_numpy(self._by_shape[shape](batch, threads=torch.get_num_threads())).to(images.device)
+        return torch.from_numpy(self.network(batch, threads=torch.get_num_threads())).to(images.device)
