@@ -118,7 +118,7 @@ def test_processes_share_the_global_batch() -> None:
     settings = tiny.settings(shift=2, flip=True, cutout=5)
     whole = Batches(tiny.digits(), settings)
     parts = [Batches(tiny.digits(), settings, rank=rank, world=2) for rank in range(2)]
-    for (images, labels), (first, second) in zip(whole, zip(*parts, strict=True), strict=True):
+    for (images, labels, _), (first, second) in zip(whole, zip(*parts, strict=True), strict=True):
         assert torch.equal(images, torch.cat([first[0], second[0]]))
         assert torch.equal(labels, torch.cat([first[1], second[1]]))
 
