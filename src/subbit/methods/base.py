@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from subbit.errors import ConfigError, ModelError
+from subbit.methods import small_maps
 from subbit.nn.estimators import clipped, estimator
 from subbit.records import Weight
 
@@ -227,24 +228,26 @@ class CompressedLayer(nn.Module):
         """The plain layer of this geometry, with a given weight and maybe another number of groups."""
         if self.kind == "linear":
             return F.linear(x, weight, bias)
+        groups = self.groups if groups is None else groups
         padding = self.padding
         if self.padding_mode != "zeros":
-            x = F.pad(x, self._pad_amounts(), mode=self.padding_mode)
+            amounts = [amount for pads in reversed(self._pads()) for amount in pads]  # the last dimension first
+            x = F.pad(x, amounts, mode=self.padding_mode)
             padding = (0,) * len(self.kernel_size)
-        convolution = _CONVOLUTIONS[self.kind]
-        groups = self.groups if groups is None else groups
-        return convolution(x, weight, bias, self.stride, padding, self.dilation, groups)
+        elif groups == 1 and x.shape[1] == weight.shape[1] and small_maps.pays(x, self.kernel_size):
+            return small_maps.convolution(x, weight, bias, self.stride, self._pads(), self.dilation)
+        return _CONVOLUTIONS[self.kind](x, weight, bias, self.stride, padding, self.dilation, groups)
 
-    def _pad_amounts(self) -> list[int]:
-        """Padding per side as F.pad takes it: the last dimension first."""
-        amounts: list[int] = []
-        for i in reversed(range(len(self.kernel_size))):
+    def _pads(self) -> list[tuple[int, int]]:
+        """Padding before and behind, of each dimension."""
+        pads: list[tuple[int, int]] = []
+        for i in range(len(self.kernel_size)):
             if isinstance(self.padding, str):  # "same" puts the odd one behind, as PyTorch does
                 total = self.dilation[i] * (self.kernel_size[i] - 1) if self.padding == "same" else 0
-                amounts += [total // 2, total - total // 2]
+                pads.append((total // 2, total - total // 2))
             else:
-                amounts += [self.padding[i]] * 2
-        return amounts
+                pads.append((self.padding[i], self.padding[i]))
+        return pads
 
     def extra_repr(self) -> str:
         if self.kind == "linear":

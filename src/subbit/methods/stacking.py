@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subbit.errors import ConfigError
+from subbit.methods import small_maps
 from subbit.methods.base import CompressedLayer, Method, check_choice
 from subbit.selection import fixed_selection
 
@@ -214,6 +215,9 @@ class StackedLayer(CompressedLayer):
             return F.linear(features.flatten(-2), merge, self.bias)
         # every block of every group meets the same bank: (N, g·k·s, …) -> (N, g·k·m, …) -> (N, c_out, …)
         copies = self.groups * self.blocks
+        if small_maps.pays(x, self.kernel_size):
+            features = self.plain(x.reshape(len(x) * copies, self.depth, *x.shape[2:]), bank, groups=1)
+            return self._merged(features.reshape(len(x), -1, *features.shape[2:]), merge)
         repeated = bank.repeat(copies, *[1] * (bank.ndim - 1))
         by_product = _is_channels_last(x) and self.groups == 1
         if by_product and x.device.type == "cpu" and x.shape[2] * x.shape[3] <= _SMALL_IMAGE:
@@ -223,6 +227,10 @@ class StackedLayer(CompressedLayer):
         features = self.plain(x, repeated, groups=copies)
         if by_product:  # the channels lie together: the merge is a matrix product, and stays channels-last
             return F.linear(features.permute(0, 2, 3, 1), merge, self.bias).permute(0, 3, 1, 2)
+        return self._merged(features, merge)
+
+    def _merged(self, features: Tensor, merge: Tensor) -> Tensor:
+        """Features (N, g·k·m, …) merged by a 1×1 convolution with P."""
         merge = merge.reshape(*merge.shape, *[1] * len(self.kernel_size))
         convolution = F.conv1d if self.kind == "conv1d" else F.conv2d
         return convolution(features, merge, self.bias, groups=self.groups)
