@@ -20,7 +20,7 @@ import subbit
 from subbit.benchmark import Contestant, LayerTime, Setting, Spread, bench, interleave, layer_times, ratio
 from subbit.benchmark.eager import EagerNetwork
 from subbit.benchmark.rivals import RUNTIMES, Graphs, Runtime
-from subbit.benchmark.session import CALIBRATION_IMAGES, Result, compare, relative_difference
+from subbit.benchmark.session import CALIBRATION_IMAGES, Result, compare, like_pictures, relative_difference
 from subbit.cli import main
 from subbit.errors import ConfigError, InputError
 from subbit.format import decode, encode
@@ -191,6 +191,26 @@ def test_wrong_answers_are_not_timed(net: subbit.Network) -> None:
     assert [one.runtime for one, _ in agreeing] == ["packed", "rough"]
     assert [skipped.name for skipped in result.skipped] == ["wrong dense fp32"]
     assert "differ by 1.0e-02" in result.skipped[0].reason
+
+
+def test_the_network_itself_is_always_timed(net: subbit.Network) -> None:
+    result = Result({}, Limits(0, 0, 0))
+    clipped = contestant("clipped", lambda x: net(x) * 0, "int8")  # its ranges do not hold for these images
+    agreeing = compare([clipped, contestant("packed", net)], images(), result)
+    assert [(one.runtime, difference) for one, difference in agreeing] == [("clipped", 1.0), ("packed", 0.0)]
+    assert result.skipped == []
+
+
+@pytest.mark.parametrize("shape", [(3, 33, 20), (2, 1, 1), (4, 16), (7,)])
+def test_noise_like_pictures_is_smooth_and_of_variance_one(shape: tuple[int, ...]) -> None:
+    noise = np.random.default_rng(0).standard_normal((5, *shape), dtype=np.float32)
+    images = like_pictures(noise)
+    assert (images.shape, images.dtype) == (noise.shape, np.dtype(np.float32))
+    assert np.isfinite(images).all()
+    if shape == (3, 33, 20):
+        assert np.allclose(images.std(axis=(2, 3)), 1, rtol=1e-4)
+        neighbours = (images[..., 1:] * images[..., :-1]).mean()
+        assert neighbours > 0.5 > abs((noise[..., 1:] * noise[..., :-1]).mean())
 
 
 def test_missing_and_failing_runtimes_are_named(net: subbit.Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@
     wanted = teacher(images)
 
 The core runs a packed file at a fraction of what the same network costs in PyTorch, and gives the same bits on any
-number of threads, so a distilled run resumes exactly: with files in integers everywhere, with others on a machine with
-the same instructions.
+number of threads, so a distilled run resumes exactly on a machine with the same instructions. On others sums are added
+in another order; that goes for files in integers too, whose first layer is not.
 """
 
 from __future__ import annotations
