@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from subbit.errors import ConfigError, TrainingError
+from subbit.errors import ConfigError, InputError, TrainingError
 from subbit.methods import METHODS
 from subbit.methods.base import CompressedLayer
 from subbit.methods.slbf import SLBFLayer
@@ -22,7 +22,7 @@ from subbit.methods.stacking import StackedLayer
 from subbit.train import Learner, Settings, accuracy, build_model, fit, load_run, open_run
 from subbit.train import checkpoint as checkpoints
 from subbit.train.batches import Batches
-from subbit.train.build import method_of
+from subbit.train.build import method_of, start_from_packed
 from subbit.train.evaluate import reestimate_batchnorm
 from subbit.train.learner import distillation
 from subbit.train.logs import COLUMNS, Logs
@@ -224,6 +224,42 @@ def test_starting_point_must_be_dense_or_alike(dense: Path, tmp_path: Path) -> N
     fit(tiny.settings(epochs=1), out=tmp_path / "slbf", data=tiny.digits())
     with pytest.raises(ConfigError, match="is a slbf lenet5: to start from, a bwn lenet5 or a dense lenet5 is needed"):
         build_model(tiny.settings(method="bwn", init_from=str(tmp_path / "slbf")), 10, 1)
+
+
+@pytest.mark.parametrize("method", ["slbf", "bwn", "dense"])
+def test_start_from_a_packed_file(method: str, tmp_path: Path) -> None:
+    import subbit
+
+    fit(tiny.settings(method=method, epochs=3), out=tmp_path / "run", data=tiny.digits())
+    run = open_run(tmp_path / "run")
+    described = {"labels": run.classes, "preprocessing": run.preprocessing}
+    subbit.pack(run.model, tmp_path / "net.sbit", example=run.shape, **described)  # type: ignore[arg-type]
+    further = tiny.settings(method=method, init_from=str(tmp_path / "net.sbit"), epochs=1, lr=1e-9, seed=3)
+    started = build_model(further, 10, 1)
+    start_from_packed(started, tmp_path / "net.sbit", tiny.digits())
+    reached = accuracy(run.model, tiny.digits(), tiny.digits().test)
+    assert accuracy(started, tiny.digits(), tiny.digits().test) == pytest.approx(reached, abs=0.02)
+    result = fit(further, out=tmp_path / "further", data=tiny.digits())
+    assert result.test_accuracy > 0.8 * reached  # statistics moved, weights did not
+    (tmp_path / "net.sbit").unlink()
+    load_run(tmp_path / "further")  # needs the file no more
+
+
+def test_packed_starting_points_that_do_not_fit(dense: Path, tmp_path: Path) -> None:
+    import subbit
+
+    run = open_run(dense)
+    subbit.pack(run.model, tmp_path / "dense.sbit", example=run.shape, labels=run.classes)
+    for start, message in (
+        (str(tmp_path / "dense.sbit"), r"dense\.sbit': the file holds another network: operation 5 is Conv"),
+        ("lenet5-mnist-slbf-0.5-0.25", "expects images of another mean and spread than tiny has"),
+        ("vgg16-cifar10-bwn", "was trained on other classes or image sizes than tiny"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fit(tiny.settings(init_from=start), out=tmp_path / "run", data=tiny.digits())
+    with pytest.raises(InputError, match="there is no file 'lenet', and the zoo has no network"):
+        fit(tiny.settings(init_from="lenet"), out=tmp_path / "run", data=tiny.digits())
+    assert not (tmp_path / "run").exists()
 
 
 def test_start_from_a_legonet_run(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from subbit.inspection import Report, inspect
     from subbit.nn.compress import compress
     from subbit.nn.pack import pack
+    from subbit.nn.unpack import unpack
     from subbit.runtime import Network, load
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ __all__ = [
     "methods",
     "models",
     "pack",
+    "unpack",
     "zoo",
 ]
 
@@ -64,6 +66,7 @@ _LAZY = {
     "methods": ("subbit.methods", ""),
     "models": ("subbit.models", ""),
     "pack": ("subbit.nn.pack", "pack"),
+    "unpack": ("subbit.nn.unpack", "unpack"),
     "zoo": ("subbit.zoo", ""),
 }
 

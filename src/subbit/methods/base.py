@@ -176,6 +176,11 @@ class CompressedLayer(nn.Module):
         """Fill the parameters so that the effective weight is close to `weight`."""
         raise NotImplementedError
 
+    def start_record(self, record: Weight, gain: Tensor) -> None:
+        """Fill the parameters so that the effective weight is `record`, times a gain per filter (c_out,)."""
+        weight = torch.from_numpy(record.weight()).reshape(self.weight_shape)
+        self.start_dense(weight * gain.reshape(-1, *[1] * (weight.ndim - 1)))
+
     def effective_weight(self) -> Tensor:
         """The weight with which a plain convolution gives the same output, differentiable."""
         raise NotImplementedError
@@ -185,6 +190,11 @@ class CompressedLayer(nn.Module):
         raise NotImplementedError
 
     # -- what all of them share
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether filters can be larger and smaller than each other."""
+        return True
 
     @property
     def input_scale(self) -> bool:

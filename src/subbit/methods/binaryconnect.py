@@ -30,7 +30,7 @@ from subbit.methods.base import (
     check_choice,
 )
 from subbit.nn.estimators import ESTIMATORS
-from subbit.records import Binary
+from subbit.records import Binary, Weight
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,12 +59,23 @@ class BinaryConnectLayer(LatentLayer):
     def record(self) -> Binary:
         return Binary(as_signs(self.latent))
 
+    @property
+    def has_scales(self) -> bool:
+        return False
+
     def start_random(self) -> None:
-        reach = min(1.0, math.sqrt(6 / self.fan_in))  # He's variance; forwards only the signs count
-        self.latent.uniform_(-reach, reach)
+        self.latent.uniform_(-self._reach, self._reach)
 
     def start_dense(self, weight: Tensor) -> None:
         self.latent.copy_(weight.clamp(-1, 1))
+
+    def start_record(self, record: Weight, gain: Tensor) -> None:
+        super().start_record(record, gain * self._reach / 2)  # forwards only the signs count
+
+    @property
+    def _reach(self) -> float:
+        """Latents start uniform in ± this, with He's variance."""
+        return min(1.0, math.sqrt(6 / self.fan_in))
 
 
 class BinaryConnectConv1d(LikeConv1d, BinaryConnectLayer):

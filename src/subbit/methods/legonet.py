@@ -106,9 +106,12 @@ class LegoNetLayer(StackedLayer):
         blocks = self.split(weight)
         fit = fit_blocks(blocks, self.filters, binary=False)
         self.fit_errors = fit.errors
-        coefficients = projections(blocks, fit.bank)
-        explained = coefficients.abs() * fit.bank.square().sum(1).sqrt()  # (c_out·k, m)
-        self.shared.copy_(fit.bank.reshape(self.bank_shape))
+        self.start_from(blocks, fit.bank)
+
+    def start_from(self, blocks: Tensor, filters: Tensor) -> None:
+        coefficients = projections(blocks, filters)
+        explained = coefficients.abs() * filters.square().sum(1).sqrt()  # (c_out·k, m)
+        self.shared.copy_(filters.reshape(self.bank_shape))
         self.coefficient.copy_(coefficients.reshape(self.stacking_shape))
         self.proxy.copy_(explained.reshape(self.stacking_shape))
 

@@ -134,6 +134,10 @@ class SLBFLayer(StackedLayer):
 
     # -- initialisation
 
+    @property
+    def has_scales(self) -> bool:
+        return self.method.scale
+
     def start_random(self) -> None:
         he = 2 / self.fan_in
         self.R.uniform_(-self._reach, self._reach)
@@ -152,7 +156,7 @@ class SLBFLayer(StackedLayer):
         self.start_from(blocks, fit.bank * fit.means.abs())
 
     def start_from(self, blocks: Tensor, filters: Tensor) -> None:
-        """R in proportion to real `filters` (m, n), and Q or the scales as they fit `blocks` (c_out·k, n) best."""
+        """R in proportion to `filters`, and Q or the scales as they fit `blocks` best."""
         bank = signs(filters)
         magnitude = filters.abs()
         relative = magnitude / magnitude.mean().clamp_min(torch.finfo(magnitude.dtype).tiny)

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subbit.errors import ConfigError
+from subbit.errors import ConfigError, ModelError
 from subbit.methods import small_maps
 from subbit.methods.base import CompressedLayer, Method, check_choice
+from subbit.records import Stacked, Weight
 from subbit.selection import fixed_selection
 
 Form = Literal["auto", "feature", "weight"]
@@ -169,9 +171,27 @@ class StackedLayer(CompressedLayer):
         """P (c_out, k, m) with its non-zeros at `index`, differentiable."""
         raise NotImplementedError
 
+    def start_from(self, blocks: Tensor, filters: Tensor) -> None:
+        """Fill the parameters from real `filters` (m, n), with scales as they fit `blocks` (c_out·k, n) best."""
+        raise NotImplementedError
+
     def split(self, weight: Tensor) -> Tensor:
         """The blocks of a plain weight, (c_out·k, s·d²), ready to be fitted."""
         return weight.detach().to("cpu", torch.float64).reshape(math.prod(self.index_shape), -1)
+
+    def start_record(self, record: Weight, gain: Tensor) -> None:
+        assert isinstance(record, Stacked)
+        if record.depth != self.depth or record.filters > self.filters:
+            raise ModelError(
+                f"{record.filters} shared filters of depth {record.depth} do not fit a layer of {self.filters} of "
+                f"depth {self.depth}: f1 and f2 must be those of the file"
+            )
+        if bool(self.frozen) and not np.array_equal(record.index, self.frozen_index.cpu().numpy()):
+            raise ModelError("blocks are selected by a fixed rule here, but not in the file: use selection='learned'")
+        blocks = self.split(torch.from_numpy(record.weight()) * gain.reshape(-1, *[1] * (len(record.shape) - 1)))
+        bank = self.bank().detach().flatten(1).to("cpu", torch.float64)
+        bank[: record.filters] = torch.from_numpy(record.bank).flatten(1).double()  # the rest was used by no block
+        self.start_from(blocks, bank)
 
     # -- selection
 

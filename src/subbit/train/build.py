@@ -13,21 +13,25 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from subbit import zoo
 from subbit.data.augment import derive
 from subbit.data.dataset import DataSet
-from subbit.errors import ConfigError, TrainingError
+from subbit.errors import ConfigError, ModelError, TrainingError
 from subbit.methods import from_config
 from subbit.methods.base import Method
 from subbit.methods.slbf import SLBF, SLBFLayer
 from subbit.methods.stacking import StackedLayer
 from subbit.models import MODELS
 from subbit.nn.compress import compress
+from subbit.nn.unpack import unpack
 from subbit.records import Preprocessing
+from subbit.runtime import Network, load
 from subbit.train import checkpoint
 from subbit.train.settings import Settings
 
 MODEL_FILE = "model.pt"
 _KIND = "subbit run 1"  # what a model.pt says it is
+_STATISTICS_IMAGES = 512  # for the statistics of an unpacked network
 _TYPES: dict[str, type[nn.Module]] = {"Conv1d": nn.Conv1d, "Conv2d": nn.Conv2d, "Linear": nn.Linear}
 
 
@@ -70,9 +74,12 @@ def dense_model(settings: Settings, classes: int, channels: int) -> nn.Module:
 
 
 def build_model(settings: Settings, classes: int, channels: int) -> nn.Module:
-    """The network to train, compressed as the settings say, with its initial weights."""
+    """The network to train, compressed as the settings say, with its initial weights.
+
+    Those of a packed file take images to be unpacked: `start_from_packed` gives them to the network.
+    """
     method = method_of(settings)
-    source = _starting_point(settings) if settings.init_from else None
+    source = _starting_point(settings) if settings.init_from and packed_start(settings) is None else None
     if source is not None and source.settings.method == "dense":
         start = source.model.train()  # a finished run comes in evaluation mode, which would freeze BatchNorm
         return _compressed(start, method, settings, "dense") if method else start
@@ -88,6 +95,44 @@ def build_model(settings: Settings, classes: int, channels: int) -> nn.Module:
 def _compressed(dense: nn.Module, method: Method, settings: Settings, init: Any) -> nn.Module:
     with _seeded(settings.seed, "compressed weights"):
         return compress(dense, method, keep=[_TYPES.get(name, name) for name in settings.keep], init=init)
+
+
+def packed_start(settings: Settings) -> Path | None:
+    """The packed file that a run starts from; None where that is a run, or nothing."""
+    if not settings.init_from or Path(settings.init_from).is_dir():
+        return None
+    file = zoo.find(settings.init_from)
+    return file if file.suffix == ".sbit" else None
+
+
+def start_from_packed(model: nn.Module, file: Path, data: DataSet) -> None:
+    """The weights of a packed file in a new network; BatchNorm gets its statistics from training images."""
+    network = load(file)
+    check_alike(str(file), data, network)
+    inputs = (data.train.images[:_STATISTICS_IMAGES] / 255 - data.mean[:, None, None]) / data.std[:, None, None]
+    try:
+        unpack(model, network.data, images=torch.from_numpy(inputs.astype(np.float32)))
+    except ModelError as error:
+        raise ConfigError(f"init_from = {str(file)!r}: {error}") from error
+
+
+def check_alike(name: str, data: DataSet, network: Network) -> None:
+    """A ConfigError unless a packed network is for this data set."""
+    if not network.labels and network.output_shape != (len(data.classes),):
+        raise ConfigError(f"{name} gives {network.output_shape} numbers, {data.name} has {len(data.classes)} classes")
+    check_same_data(name, data, network.labels or data.classes, network.input_shape, network.preprocessing)
+
+
+def check_same_data(
+    name: str, data: DataSet, classes: tuple[str, ...], shape: tuple[int, ...], expected: Preprocessing | None
+) -> None:
+    """A ConfigError unless a network of these classes and images is for this data set."""
+    if classes != data.classes or shape != data.shape:
+        raise ConfigError(f"{name} was trained on other classes or image sizes than {data.name}")
+    if expected is not None and not (
+        np.allclose(expected.mean, data.mean, rtol=1e-3) and np.allclose(expected.std, data.std, rtol=1e-3)
+    ):
+        raise ConfigError(f"{name} expects images of another mean and spread than {data.name} has")
 
 
 def _starting_point(settings: Settings) -> Run:

@@ -27,7 +27,7 @@ from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError, TrainingError
 from subbit.train import checkpoint, norm
 from subbit.train.batches import Batches
-from subbit.train.build import MODEL_FILE, build_model, save_run
+from subbit.train.build import MODEL_FILE, build_model, packed_start, save_run, start_from_packed
 from subbit.train.evaluate import accuracy, reestimate_batchnorm
 from subbit.train.learner import Diverged, Learner
 from subbit.train.logs import Live, Logs
@@ -105,6 +105,8 @@ class _Run(Callback):
         model = build_model(settings, len(data.classes), data.shape[0])
         if settings.whiten and not settings.init_from:  # a finished run has better filters
             whiten_first(model, data)
+        if (packed := packed_start(settings)) is not None:
+            start_from_packed(model, packed, data)
         if settings.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for module in model.modules():

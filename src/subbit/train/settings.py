@@ -69,7 +69,9 @@ class Settings:
     )
     keep: tuple[str, ...] = _value((), "Layers to leave as they are: a name, a glob or a layer type. May repeat.")
     init_from: str = _value(
-        "", "A finished run (folder or model.pt) to start from: dense, of the same method, or for SLBF a LegoNet."
+        "",
+        "A finished run (folder or model.pt) to start from: dense, of the same method, or for SLBF a LegoNet; or a "
+        "packed file or network of the zoo of the same structure.",
     )
 
     whiten: bool = _value(False, "Give the first convolution filters that whiten the images, and freeze it.")

@@ -13,16 +13,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from subbit import zoo
 from subbit.data.dataset import DataSet
-from subbit.errors import ConfigError
-from subbit.records import Preprocessing
 from subbit.runtime import load
-from subbit.train.build import MODEL_FILE, open_run
+from subbit.train.build import MODEL_FILE, check_alike, check_same_data, open_run
 
 
 def open_teacher(name: str, data: DataSet) -> nn.Module:
@@ -30,15 +27,10 @@ def open_teacher(name: str, data: DataSet) -> nn.Module:
     file = _file(name)
     if file.suffix == ".pt":
         run = open_run(file)
-        _check(name, data, run.classes, run.shape, run.preprocessing)
+        check_same_data(f"the teacher {name}", data, run.classes, run.shape, run.preprocessing)
         return run.model
     teacher = Packed(file)
-    net = teacher.network
-    if not net.labels and net.output_shape != (len(data.classes),):
-        raise ConfigError(
-            f"the teacher {name} gives {net.output_shape} numbers, {data.name} has {len(data.classes)} classes"
-        )
-    _check(name, data, net.labels or data.classes, net.input_shape, net.preprocessing)
+    check_alike(f"the teacher {name}", data, teacher.network)
     return teacher
 
 
@@ -55,17 +47,6 @@ def _file(name: str) -> Path:
             open_run(path)  # says what is missing
         return path / MODEL_FILE
     return zoo.find(name)
-
-
-def _check(
-    name: str, data: DataSet, classes: tuple[str, ...], shape: tuple[int, ...], expected: Preprocessing | None
-) -> None:
-    if classes != data.classes or shape != data.shape:
-        raise ConfigError(f"the teacher {name} was trained on other classes or image sizes than {data.name}")
-    if expected is not None and not (
-        np.allclose(expected.mean, data.mean, rtol=1e-3) and np.allclose(expected.std, data.std, rtol=1e-3)
-    ):
-        raise ConfigError(f"the teacher {name} expects images of another mean and spread than {data.name} has")
 
 
 class Packed(nn.Module):

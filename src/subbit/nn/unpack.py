@@ -1,0 +1,188 @@
+"""Unpacking: the weights of a `.sbit` file back in a PyTorch model, to be trained further.
+
+    model = subbit.compress(subbit.models.vgg16(), SLBF(f1=1/2, f2=1/8, selection="fixed"))
+    subbit.unpack(model, "net.sbit", images=batch)
+
+A file holds what a network computes, not how it was trained. Signs get latents of one magnitude, the one at which
+training starts, so that all are as far from turning. BatchNorm was folded into a gain and a shift per channel: its
+statistics are taken from `images` again, and its weight and bias such that it does to these what the file does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from subbit.calibration import without_levels
+from subbit.errors import ModelError
+from subbit.format import decode
+from subbit.methods.base import CompressedLayer, Plain
+from subbit.methods.stacking import StackedLayer
+from subbit.nn.lowering.tracing import evaluating, module_path
+from subbit.nn.pack import to_packed
+from subbit.nn.reference import run
+from subbit.records import Affine, Conv, Dense, Linear, Op, Program
+
+# Of the largest output. Rounding gives some 1e-5; a layer that did not take its weights gives far more.
+TOLERANCE = 1e-2
+CHECKED_IMAGES = 16
+
+Gain = tuple[Tensor, Tensor]  # scale and shift per channel
+
+
+@torch.no_grad()
+def unpack(model: nn.Module, file: str | os.PathLike[str] | bytes, *, images: Tensor) -> None:
+    """Give `model` the weights of a packed network of the same structure.
+
+        subbit.unpack(model, "net.sbit", images=train_images[:512])
+
+    `images` are inputs as the network takes them, a few hundred, from which BatchNorm gets its statistics. The model
+    is changed in place, and stays in its mode; afterwards it answers as the file does, which is checked.
+    """
+    data = file if isinstance(file, bytes) else Path(file).read_bytes()
+    program = without_levels(decode(data))
+    gains = _fill_layers(model, program)
+    _settle_norms(model, gains, images)
+    _check_answers(model, program, images[:CHECKED_IMAGES])
+
+
+def _fill_layers(model: nn.Module, program: Program) -> dict[nn.Module, Gain]:
+    """All layers with their weights; and what every BatchNorm has to do in all to what reaches it."""
+    gains: dict[nn.Module, Gain] = {}
+    seen: set[str] = set()
+    for here, there, origin in _aligned(model, program):
+        at = model.get_submodule(module_path(origin)) if origin is not None else model
+        norm = at if isinstance(at, _BatchNorm) else None
+        if isinstance(there, Affine) and norm is not None:
+            gains[norm] = _gain(there, len(norm.running_mean))  # type: ignore[arg-type]
+        elif isinstance(there, Conv | Linear):
+            if here.name in seen:
+                raise ModelError(f"{here.name} is used more than once: its weights cannot be unpacked")
+            seen.add(here.name)
+            rest = _fill(_layer(model, here.name), replace(there, name=here.name), norm is not None)
+            if norm is not None:
+                gains[norm] = rest
+        elif any(True for _ in there.arrays()):
+            raise ModelError(
+                f"{_title(there, origin)} has numbers of its own: only layers and BatchNorm can be unpacked"
+            )
+    return gains
+
+
+def _aligned(model: nn.Module, program: Program) -> Iterator[tuple[Op, Op, fx.Node | None]]:
+    """Operations of the model and of the file in pairs, and the node of the model that gives the same value."""
+    packed = to_packed(model, program.input_shape)
+    mine, theirs = packed.program.ops, program.ops
+    for value, (here, there) in enumerate(zip(mine, theirs, strict=False), start=1):
+        origin = packed.origins.get(value)
+        if type(here) is not type(there) or here.inputs != there.inputs or _form(here) != _form(there):
+            raise ModelError(
+                f"the file holds another network: operation {value} is {_form(there)} there, and "
+                f"{_form(here)}{f' ({here.name})' if here.name else ''} in the model"
+            )
+        yield here, there, origin
+    if len(mine) != len(theirs):
+        raise ModelError(f"the file holds another network: it has {len(theirs)} operations, the model {len(mine)}")
+
+
+def _form(op: Op) -> str:
+    """What has to be equal of an operation, for people too."""
+    if not isinstance(op, Conv | Linear):
+        return type(op).__name__
+    record = type(op.weight).__name__.lower()
+    return f"{type(op).__name__} of {'×'.join(map(str, op.weight.shape))} {record} weights"
+
+
+def _title(op: Op, origin: fx.Node | None) -> str:
+    name = module_path(origin) if origin is not None else ""
+    return f"{name} ({type(op).__name__})" if name else type(op).__name__
+
+
+def _layer(model: nn.Module, name: str) -> CompressedLayer | Plain:
+    layer = model.get_submodule(name)
+    if not isinstance(layer, CompressedLayer | nn.Conv1d | nn.Conv2d | nn.Linear):
+        raise ModelError(f"{name} ({type(layer).__name__}) is no layer whose weights can be unpacked")
+    return layer
+
+
+def _fill(layer: CompressedLayer | Plain, op: Conv | Linear, normed: bool) -> Gain:
+    """A layer with the weights of `op`; what of its gain and shift is left to a BatchNorm behind it."""
+    filters = op.weight.shape[0]
+    gain, shift = _gain(op, filters)
+    own = torch.ones(filters)  # the part of the gain that the layer takes
+    if not normed:
+        own = gain
+    elif isinstance(layer, CompressedLayer) and layer.has_scales:
+        # BatchNorm takes any positive factor: filters of the size at which training starts
+        size = torch.from_numpy(op.weight.weight()).flatten(1).square().mean(1).sqrt()
+        own = math.sqrt(2 / layer.fan_in) / size.clamp_min(torch.finfo(size.dtype).tiny)
+        if isinstance(layer, StackedLayer):  # whose scales have signs
+            own = torch.where(gain < 0, -own, own)
+    if isinstance(layer, CompressedLayer):
+        layer.start_record(op.weight, own)
+    else:
+        assert isinstance(op.weight, Dense)  # or the model would have been packed otherwise
+        values = torch.from_numpy(op.weight.values) * own.reshape(-1, *[1] * (op.weight.values.ndim - 1))
+        layer.weight.copy_(values.reshape(layer.weight.shape))
+    if layer.bias is not None:
+        layer.bias.copy_(torch.zeros(filters) if normed else shift)
+    elif not normed and bool(shift.any()):
+        raise ModelError(f"the file has a bias for {op.name}, the model has none")
+    return gain / own, shift
+
+
+def _gain(op: Conv | Linear | Affine, channels: int) -> Gain:
+    scale = np.ones(channels, np.float32) if op.scale is None else op.scale
+    shift = np.zeros(channels, np.float32) if op.shift is None else op.shift
+    return torch.from_numpy(scale.copy()), torch.from_numpy(shift.copy())
+
+
+def _settle_norms(model: nn.Module, gains: dict[nn.Module, Gain], images: Tensor) -> None:
+    """Statistics of `images` in every BatchNorm, layer after layer, and weights such that the whole is as in the file.
+
+    One that the file has no operation for was folded into the layer behind it, and does nothing here.
+    """
+
+    def settle(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(norm, _BatchNorm)
+        scale, shift = (value.to(inputs[0]) for value in gains.get(norm, (torch.ones(1), torch.zeros(1))))
+        over = [dim for dim in range(inputs[0].ndim) if dim != 1]
+        variance, mean = torch.var_mean(inputs[0], over, correction=0)
+        if norm.affine:
+            norm.weight.copy_(scale * (variance + norm.eps).sqrt())
+            norm.bias.copy_(shift + scale * mean)
+        else:  # statistics are all that it has
+            variance, mean = scale**-2 - norm.eps, -shift / scale
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+        handles.pop(norm).remove()  # used again, it stays as it is
+
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    handles = {norm: norm.register_forward_pre_hook(settle) for norm in norms}
+    try:
+        with evaluating(model):
+            model(images)
+    finally:
+        for handle in handles.values():
+            handle.remove()
+
+
+def _check_answers(model: nn.Module, program: Program, images: Tensor) -> None:
+    with evaluating(model):
+        got = model(images).float().cpu()
+    expected = run(program, images.float().cpu())[program.output_value]
+    difference = float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    if not difference <= TOLERANCE:
+        raise ModelError(
+            f"the model cannot take the weights of this file: its answers differ by {difference:.1e} of the largest"
+        )

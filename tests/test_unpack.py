@@ -1,0 +1,204 @@
+"""`unpack`: a model takes the weights of a packed file, answers as the file does, and can be trained further."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import subbit
+from subbit import zoo
+from subbit.data import load_digits
+from subbit.errors import ModelError
+from subbit.format import encode
+from subbit.methods import BNN, BWN, SLBF, BinaryConnect, LegoNet, XNORNet
+from subbit.methods.base import Method
+from subbit.methods.slbf import SLBFLayer
+from subbit.nn.pack import to_program
+from subbit.records import Binary, Conv, Linear, Stacked
+from tests.parity import outputs, randomise_norms, relative_error
+
+METHODS: dict[str, Method | None] = {
+    "dense": None,
+    "slbf_learned": SLBF(f1=1 / 2, f2=1 / 2),
+    "slbf_fixed": SLBF(f1=1 / 2, f2=1 / 2, selection="fixed"),
+    "slbf_one_block": SLBF(f1=1, f2=1 / 2),
+    "slbf_without_scales": SLBF(f1=1 / 2, f2=1 / 2, scale=False),
+    "legonet": LegoNet(f1=1 / 2, f2=1 / 2),
+    "bwn": BWN(),
+    "binaryconnect": BinaryConnect(),
+    "bnn": BNN(),
+    "xnornet": XNORNet(),
+}
+
+
+class Residual(nn.Module):
+    """BatchNorm folded, behind a pool, and before a linear layer; a shortcut; a bias without BatchNorm."""
+
+    def __init__(self, affine: bool = True) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8, affine=affine), nn.ReLU()
+        )
+        self.deep = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8, affine=affine), nn.ReLU())
+        self.more = nn.Conv2d(8, 12, 3, stride=2, groups=2)
+        self.pool = nn.Sequential(nn.MaxPool2d(2), nn.BatchNorm2d(12, affine=affine), nn.ReLU())
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.BatchNorm1d(16), nn.Linear(16, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y: Tensor = self.head(self.pool(self.more(x + self.deep(x))))
+        return y
+
+
+SHAPE = (3, 10, 10)
+
+
+def network(method: Method | None, seed: int, affine: bool = True) -> nn.Module:
+    torch.manual_seed(seed)
+    model = Residual(affine)
+    return subbit.compress(model, method) if method else model
+
+
+def images(count: int = 64) -> Tensor:
+    return torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_model_answers_as_the_file_does(name: str) -> None:
+    source = randomise_norms(network(METHODS[name], 0))
+    data = encode(to_program(source, SHAPE, storage="f32"))
+    model = network(METHODS[name], 1)
+    assert relative_error(outputs(source, images()), outputs(model, images())) > 0.1
+    subbit.unpack(model, data, images=images())
+    assert model.training
+    assert relative_error(outputs(source, images()), outputs(model, images())) < 1e-4
+    for mine, theirs in zip(to_program(model, SHAPE).weighted(), to_program(source, SHAPE).weighted(), strict=True):
+        if isinstance(mine.weight, Binary) and isinstance(theirs.weight, Binary):
+            assert np.array_equal(mine.weight.signs, theirs.weight.signs)
+        elif isinstance(mine.weight, Stacked) and isinstance(theirs.weight, Stacked) and mine.weight.binary:
+            weights = [_signs_of_blocks(op) for op in (mine, theirs)]
+            assert np.array_equal(*weights)
+
+
+def _signs_of_blocks(op: Conv | Linear) -> Any:
+    weight = op.weight.weight()
+    return np.sign(weight if op.scale is None else weight * op.scale.reshape(-1, *[1] * (weight.ndim - 1)))
+
+
+def test_statistics_are_those_of_the_images() -> None:
+    source = randomise_norms(network(METHODS["slbf_fixed"], 0))
+    model = network(METHODS["slbf_fixed"], 1)
+    subbit.unpack(model, encode(to_program(source, SHAPE)), images=images())
+    evaluated = outputs(model, images())
+    with torch.no_grad():  # in training mode BatchNorm takes the statistics of the batch: of the same images
+        assert relative_error(evaluated, model.train()(images())) < 1e-4
+
+
+def test_filters_start_at_the_size_of_new_ones() -> None:
+    source = randomise_norms(network(METHODS["slbf_fixed"], 0))
+    for layer in source.modules():
+        if isinstance(layer, SLBFLayer):
+            assert layer.scale is not None
+            layer.scale.data *= 40
+    model = network(METHODS["slbf_fixed"], 1)
+    fresh = {
+        name: float(p.detach().abs().mean()) for name, p in model.named_parameters() if name.endswith(("R", "scale"))
+    }
+    subbit.unpack(model, encode(to_program(source, SHAPE)), images=images())
+    now = dict(model.named_parameters())
+    normed = [name for name in fresh if "deep" in name]
+    assert len(normed) == 2
+    for name in normed:
+        assert float(now[name].detach().abs().mean()) == pytest.approx(fresh[name], rel=0.2)
+
+
+def test_norms_without_weights() -> None:
+    source = network(METHODS["bwn"], 0, affine=False)
+    for module in source.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    model = network(METHODS["bwn"], 1, affine=False)
+    subbit.unpack(model, encode(to_program(source, SHAPE, storage="f32")), images=images())
+    assert relative_error(outputs(source, images()), outputs(model, images())) < 1e-3
+
+
+def test_filters_that_no_block_uses_are_free() -> None:
+    source = network(METHODS["slbf_learned"], 0)
+    layer = source.get_submodule("deep.0")
+    assert isinstance(layer, SLBFLayer)
+    assert layer.Q is not None
+    layer.Q.data[:, :, 2] = 0  # never the largest
+    model = network(METHODS["slbf_learned"], 1)
+    data = encode(to_program(source, SHAPE))
+    subbit.unpack(model, data, images=images())
+    assert relative_error(outputs(source, images()), outputs(model, images())) < 1e-2
+
+
+def test_zoo_network_is_taken_and_trains_on() -> None:
+    torch.manual_seed(0)
+    file = zoo.path("lenet5-mnist-slbf-0.5-0.25-int8")
+    model = subbit.compress(subbit.models.lenet5(), SLBF(f1=1 / 2, f2=1 / 4))
+    data = load_digits()
+    inputs = torch.from_numpy((data.train.images[:256] / 255 - data.mean[0]) / data.std[0]).float()
+    labels = torch.from_numpy(data.train.labels[:256])
+    subbit.unpack(model, file, images=inputs)
+    assert float((outputs(model, inputs).argmax(1) == labels).float().mean()) > 0.98
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+    losses = []
+    for _ in range(8):
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] < 0.2
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "message"),
+    [
+        (
+            SLBF(f1=1 / 2, f2=1),
+            SLBF(f1=1 / 2, f2=1 / 2),
+            "8 shared filters of depth 4 do not fit a layer of 4 of depth 4",
+        ),
+        (SLBF(f1=1 / 2, f2=1 / 2), SLBF(f1=1, f2=1 / 2), "do not fit a layer of 4 of depth 8"),
+        (SLBF(f1=1 / 2, f2=1 / 2), SLBF(f1=1 / 2, f2=1 / 2, selection="fixed"), "use selection='learned'"),
+        (BWN(), SLBF(f1=1 / 2, f2=1 / 2), "operation 3 is Conv of 8×8×3×3 binary weights there, and Conv of 8×8×3×3"),
+        (None, BWN(), "operation 3 is Conv of 8×8×3×3 dense weights there"),
+    ],
+    ids=["more_filters", "other_depth", "other_selection", "other_method", "dense_file"],
+)
+def test_other_networks_are_refused(there: Method | None, here: Method, message: str) -> None:
+    data = encode(to_program(network(there, 0), SHAPE))
+    with pytest.raises(ModelError, match=message):
+        subbit.unpack(network(here, 1), data, images=images())
+
+
+def test_longer_and_shorter_networks_are_refused() -> None:
+    one = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    two = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    with pytest.raises(ModelError, match="it has 3 operations, the model 2"):
+        subbit.unpack(one, encode(to_program(two, SHAPE)), images=images())
+
+
+def test_what_cannot_be_unpacked_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4))
+    with pytest.raises(ModelError, match=r"1 \(PReLU\) has numbers of its own"):
+        subbit.unpack(model, encode(to_program(model, SHAPE)), images=images())
+    twice = nn.Conv2d(3, 3, 3)
+    model = nn.Sequential(twice, nn.ReLU(), twice)
+    with pytest.raises(ModelError, match="0 is used more than once"):
+        subbit.unpack(model, encode(to_program(model, SHAPE)), images=images())
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"none\.sbit"):
+        subbit.unpack(nn.Conv2d(3, 3, 3), tmp_path / "none.sbit", images=images())
