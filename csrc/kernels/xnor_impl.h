@@ -113,10 +113,10 @@ static void pack_input(const sb_conv *conv, const flat_plan *plan, const float *
 static void count_products(const sb_conv *conv, const xnor_scratch *scratch) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
     for (int v = 0; v < scratch->flat.vectors_count + FLAT_REGISTERS; v++) {
-        vword hits = {0};
+        vbits hits = {0}; /* lanes that are no output may hold any bits, which wrap as unsigned numbers */
         for (int tap = 0; tap < taps; tap++)
-            hits -= (vword)vload(scratch->masks + scratch->flat.vectors[v].pixel + scratch->flat.tap_offset[tap]);
-        scratch->counts[v] = __builtin_convertvector(hits * conv->weight.depth, vfloat);
+            hits -= (vbits)vload(scratch->masks + scratch->flat.vectors[v].pixel + scratch->flat.tap_offset[tap]);
+        scratch->counts[v] = __builtin_convertvector((vword)(hits * (uint32_t)conv->weight.depth), vfloat);
     }
 }
 

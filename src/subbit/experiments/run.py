@@ -149,7 +149,7 @@ def describe(job: Job, folder: Path, result: Result) -> Entry:
         command=job.command,
         settings={
             **{key: value for key, value in run.settings.to_dict().items() if key not in places},
-            **{key: machine[key] for key in ("teacher_sha256",) if key in machine},
+            **{key: machine[key] for key in ("teacher_sha256", "init_sha256") if key in machine},
         },
         layers=tuple(
             Layer(layer.name, layer.weights, layer.stored_bits, usage.get(layer.name, ())) for layer in report.layers

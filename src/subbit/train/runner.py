@@ -136,7 +136,7 @@ class _Run(Callback):
                 self.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise TrainingError(f"cannot make the folder {self.out}: {error.strerror}") from error
-            described = json.dumps({**environment(), **_teachers(self.settings)}, indent=1)
+            described = json.dumps({**environment(), **_sources(self.settings)}, indent=1)
             checkpoint.write_bytes(self.out / ENVIRONMENT_FILE, described.encode())
             checkpoint.write_bytes(self.out / SETTINGS_FILE, self.settings.to_toml().encode())
 
@@ -331,9 +331,14 @@ def _check_same_run(settings: Settings, out: Path) -> None:
         raise ConfigError(f"the run in {out} has other settings: {'; '.join(differences)} (there and here)")
 
 
-def _teachers(settings: Settings) -> dict[str, list[str]]:
-    """What a run notes of its teachers, if it has any."""
-    return {"teacher_sha256": [fingerprint(name) for name in settings.teacher]} if settings.teacher else {}
+def _sources(settings: Settings) -> dict[str, Any]:
+    """What a run notes of the files that it learns from: its teachers, and the packed network that it starts from."""
+    noted: dict[str, Any] = {}
+    if settings.teacher:
+        noted["teacher_sha256"] = [fingerprint(name) for name in settings.teacher]
+    if packed_start(settings) is not None:
+        noted["init_sha256"] = fingerprint(settings.init_from)
+    return noted
 
 
 def _check_same_teachers(settings: Settings, out: Path) -> None:
@@ -342,6 +347,6 @@ def _check_same_teachers(settings: Settings, out: Path) -> None:
         noted = json.loads((out / ENVIRONMENT_FILE).read_text(encoding="utf-8")).get("teacher_sha256")
     except (OSError, ValueError, AttributeError):
         return  # nothing to compare with
-    now = _teachers(settings).get("teacher_sha256")
+    now = _sources(settings).get("teacher_sha256")
     if noted is not None and noted != now:
         raise ConfigError(f"the run in {out} had other teachers: {', '.join(settings.teacher)} have changed since")

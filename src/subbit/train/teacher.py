@@ -35,7 +35,7 @@ def open_teacher(name: str, data: DataSet) -> nn.Module:
 
 
 def fingerprint(name: str) -> str:
-    """SHA-256 of the file behind a teacher, in hexadecimal digits: names stay when networks are replaced."""
+    """SHA-256 of the file behind such a name, in hexadecimal digits: names stay when networks are replaced."""
     return hashlib.sha256(_file(name).read_bytes()).hexdigest()
 
 
