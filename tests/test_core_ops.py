@@ -85,17 +85,20 @@ def test_along_any_dimensions(data: st.DataObject) -> None:
     size = shape[dim]
     start, step = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, 3))
     dims = data.draw(st.permutations(range(len(shape))))
-    scale = data.draw(st.sampled_from([None, reals(size)]))
+    random = np.random.default_rng(size)
+    scale = data.draw(st.sampled_from([None, random.standard_normal(size).astype(np.float32)]))
+    # of two numbers that are nearly equal PyTorch itself is off by more than the tolerance with a smaller eps
+    norm = {"eps": 1e-2, "scale": scale, "shift": random.standard_normal(size).astype(np.float32)}
     op: r.Op = data.draw(
         st.sampled_from([
             r.Softmax(inputs=(0,), dim=dim),
-            r.LayerNorm(inputs=(0,), dim=dim, eps=1e-5, scale=scale, shift=reals(size)),
+            r.LayerNorm(inputs=(0,), dim=dim, **norm),  # type: ignore[arg-type]
             r.Mean(inputs=(0,), dims=tuple(dims[: data.draw(st.integers(1, len(dims)))]), keepdim=True),
             r.Permute(inputs=(0,), dims=tuple(dims)),
             r.Slice(inputs=(0,), dim=dim, start=start, stop=data.draw(st.integers(start + 1, size)), step=step),
         ])
     )  # fmt: skip
-    check(program(shape, op))
+    check(program(shape, op), random.standard_normal((2, *shape)).astype(np.float32))
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -245,6 +245,10 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "reflection_pad": (nn.ReflectionPad2d(2), IMAGE),
     "replication_pad": (nn.ReplicationPad2d((1, 0, 2, 1)), IMAGE),
     "circular_pad": (nn.CircularPad2d(1), IMAGE),
+    "circular_pad_that_crops": (
+        nn.Sequential(nn.CircularPad2d((2, -1, 0, 1)), nn.CircularPad2d((-2, 2, 1, -3))),
+        IMAGE,
+    ),
     "constant_pad": (nn.ConstantPad2d(1, -2.0), IMAGE),
     "upsample": (nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), IMAGE),
     "upsampling_bilinear": (nn.UpsamplingBilinear2d(scale_factor=2), IMAGE),

@@ -17,7 +17,7 @@ from subbit.errors import InputError
 from subbit.format import encode
 from tests.core_cases import everything, large, large_on_levels
 from tests.test_kernels import ROWS
-from tests.test_levels import kernels_that_may_be_missing
+from tests.test_levels import skip_where_missing
 
 IMAGES = 23  # more than most teams have threads, and no multiple of their numbers
 
@@ -62,8 +62,7 @@ def test_one_image_on_levels_over_several_threads(
     row: str, kernel: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Images take turns: a piece that nobody does would leave the numbers of the one before."""
-    if kernel in kernels_that_may_be_missing(row):
-        pytest.skip(f"no {kernel} kernel on {row} here")
+    skip_where_missing(kernel, row)
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     net = subbit.load(encode(large_on_levels()), isa=row)
     assert {operation.kernel for operation in net.operations} - {""} == {kernel}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import subbit
 from subbit import zoo
 from subbit.data import load_digits
-from subbit.errors import ModelError
+from subbit.errors import FormatError, ModelError
 from subbit.format import encode
 from subbit.methods import BNN, BWN, SLBF, BinaryConnect, LegoNet, XNORNet
 from subbit.methods.base import Method
@@ -200,5 +200,5 @@ def test_what_cannot_be_unpacked_is_named() -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"none\.sbit"):
+    with pytest.raises(FormatError, match=r"cannot read .*none\.sbit"):
         subbit.unpack(nn.Conv2d(3, 3, 3), tmp_path / "none.sbit", images=images())

@@ -19,8 +19,8 @@ static inline float apply(int kind, float a, float b, float x) {
         case SB_HARD_SIGMOID: return clamp(x + 3, 0, 6) / 6;
         case SB_SILU: return x / (1 + expf(-x));
         case SB_HARD_SWISH: return x * clamp(x + 3, 0, 6) / 6;
-        case SB_GELU: return 0.5f * x * (1 + erff(x * 0.70710678118654752f));
-        case SB_GELU_TANH: return 0.5f * x * (1 + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+        case SB_GELU: return 0.5f * x * erfcf(x * -0.70710678118654752f); /* 1 + erf would lose the tail, */
+        case SB_GELU_TANH: return x / (1 + expf(-1.59576912160573072f * (x + 0.044715f * x * x * x))); /* and 1 + tanh */
         case SB_TANH: return tanhf(x);
         case SB_SIGN: return (float)((x > 0) - (x < 0));
         case SB_ABS: return fabsf(x);

@@ -106,8 +106,8 @@ ALWAYS_INLINE vfloat vmish(vfloat x) {
     return x * (product / (product + vsplat(2)));
 }
 
-/* x times the normal distribution function. Of |x| its upper tail is e^(-x^2 / 2) times a polynomial in k, which was fitted to
- * half of exp(t^2) erfc(t) with t = |x| / sqrt 2. */
+/* x times the normal distribution function. Of |x| its upper tail is half of erfc(t) with t = |x| / sqrt 2; k p was fitted to
+ * exp(t^2) erfc(t), with p a polynomial in k = 1 / (1 + t / 2). */
 ALWAYS_INLINE vfloat vgelu(vfloat x) {
     static const float fitted[] = {0.28208640f, 0.28237554f,  0.24310179f, 0.20269521f,  -0.026646536f,
                                    0.27809897f, -0.48722890f, 0.28458947f, -0.059072029f};

@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from subbit.nn.lowering.tracing import evaluating, module_path
 from subbit.nn.pack import to_packed
 from subbit.nn.reference import run
 from subbit.records import Affine, Conv, Dense, Linear, Op, Program
+from subbit.runtime import load
 
 # Of the largest output. Rounding gives some 1e-5; a layer that did not take its weights gives far more.
 TOLERANCE = 1e-2
@@ -47,8 +47,7 @@ def unpack(model: nn.Module, file: str | os.PathLike[str] | bytes, *, images: Te
     `images` are inputs as the network takes them, a few hundred, from which BatchNorm gets its statistics. The model
     is changed in place, and stays in its mode; afterwards it answers as the file does, which is checked.
     """
-    data = file if isinstance(file, bytes) else Path(file).read_bytes()
-    program = without_levels(decode(data))
+    program = without_levels(decode(load(file).data))
     gains = _fill_layers(model, program)
     _settle_norms(model, gains, images)
     _check_answers(model, program, images[:CHECKED_IMAGES])
@@ -58,9 +57,10 @@ def _fill_layers(model: nn.Module, program: Program) -> dict[nn.Module, Gain]:
     """All layers with their weights; and what every BatchNorm has to do in all to what reaches it."""
     gains: dict[nn.Module, Gain] = {}
     seen: set[str] = set()
-    for here, there, origin in _aligned(model, program):
-        at = model.get_submodule(module_path(origin)) if origin is not None else model
-        norm = at if isinstance(at, _BatchNorm) else None
+    modules = dict(model.named_modules())
+    for here, there, origin in list(_aligned(model, program)):  # all of it, before anything is changed
+        norm = modules.get(module_path(origin)) if origin is not None else None
+        norm = norm if isinstance(norm, _BatchNorm) else None
         if isinstance(there, Affine) and norm is not None:
             gains[norm] = _gain(there, len(norm.running_mean))  # type: ignore[arg-type]
         elif isinstance(there, Conv | Linear):

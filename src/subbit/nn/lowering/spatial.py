@@ -121,11 +121,19 @@ def pad(b: Builder, input: Value, pad: Sequence[int], mode: str = "constant", va
     amounts = [*(int(p) for p in pad)] + [0] * (2 * x.rank - len(pad))
     number = float(value or 0)
     last = (amounts[2], amounts[3]) if x.rank >= 3 else (0, 0)
-    result = b.pad(x, (*last, amounts[0], amounts[1]), mode, number)
+    around = (*last, amounts[0], amounts[1])
+    if mode == "circular" and min(around) < 0:  # what is cut off does not come back at the other end
+        x, around = b.pad(x, _each(min, around)), _each(max, around)
+    result = b.pad(x, around, mode, number)
     for dim in range(x.rank - (2 if x.rank >= 3 else 1)):
         before, behind = amounts[2 * (x.rank - 1 - dim) :][:2]
         result = _pad_dim(b, result, dim, before, behind, mode, number)
     return b.reshape(result, b.shape)
+
+
+def _each(of: Callable[[int, int], int], around: tuple[int, ...]) -> tuple[int, int, int, int]:
+    top, bottom, left, right = (of(amount, 0) for amount in around)
+    return top, bottom, left, right
 
 
 def _pad_dim(b: Builder, x: Value, dim: int, before: int, behind: int, mode: str, value: float) -> Value:
