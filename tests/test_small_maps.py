@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import subbit
 from subbit.errors import ModelError
 from subbit.methods import BWN, SLBF, small_maps
 from subbit.methods.base import CompressedLayer
@@ -50,7 +49,7 @@ def test_product_equals_convolution(name: str, groups: int, method: Any, monkeyp
     size = geometry.pop("size")
     torch.manual_seed(0)
     layer = method.layer(nn.Conv2d(8, 12, groups=groups, **geometry).double())
-    x = torch.randn(5, 8, *size, dtype=torch.float64)
+    x = torch.randn(64, 8, *size, dtype=torch.float64)
     spy = Mock(wraps=small_maps.convolution)
     monkeypatch.setattr(small_maps, "convolution", spy)
     product = all_gradients(layer, x)
@@ -68,23 +67,40 @@ def test_product_in_one_dimension() -> None:
 
 
 def test_maps_it_is_meant_for() -> None:
-    def pays(*size: int) -> bool:
-        return small_maps.pays(torch.empty(1, 3, *size), (3, 3))
+    def pays(*size: int, images: int = 16, shape: tuple[int, ...] = (4, 3, 3, 3)) -> bool:
+        return small_maps.pays(torch.empty(images, 3, *size), shape)
 
-    assert [pays(2, 2), pays(1, 1), pays(4, 1)] == [True] * 3
-    assert [pays(3, 3), pays(2, 3), pays(32, 32), pays(0, 2)] == [False] * 4
-    assert not small_maps.pays(torch.empty(3, 2, 2), (3, 3))  # a single image without a batch
-    assert not small_maps.pays(torch.empty(1, 3, 2, 2, device="meta"), (3, 3))
+    assert [pays(2, 2), pays(1, 1), pays(4, 1), pays(1, 1, images=2)] == [True] * 4
+    assert [pays(3, 3), pays(2, 3), pays(32, 32), pays(0, 2), pays(2, 2, images=0)] == [False] * 5
+    assert not pays(2, 2, images=1)  # building the weight would take longer
+    assert not pays(2, 2, shape=(1 << 20, 3, 3, 3))  # and be too large
+    assert not small_maps.pays(torch.empty(3, 2, 2), (4, 3, 3, 3))  # a single image without a batch
+    assert not small_maps.pays(torch.empty(16, 3, 2, 2, device="meta"), (4, 3, 3, 3))
+
+
+@pytest.mark.parametrize("method", [SLBF(f1=1 / 2, f2=1 / 2, form="feature"), BWN()], ids=str)
+def test_what_ran_before_without_gradients_does_not_matter(method: Any) -> None:
+    layer = method.layer(nn.Conv2d(8, 8, 3, padding=1))
+    x = torch.randn(16, 8, 2, 2)
+    with torch.inference_mode():
+        layer(x)
+    layer(x).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_empty_batches() -> None:
+    for method in (SLBF(f1=1 / 2, f2=1 / 2, form="feature"), BWN()):
+        assert method.layer(nn.Conv2d(8, 6, 3, padding=1))(torch.empty(0, 8, 2, 2)).shape == (0, 6, 2, 2)
 
 
 def test_a_filter_larger_than_its_map_is_named() -> None:
-    layer = subbit.methods.BWN().layer(nn.Conv2d(2, 2, 5))
+    layer = BWN().layer(nn.Conv2d(2, 2, 5))
     with pytest.raises(ModelError, match=r"a filter of \(5, 5\) does not fit into a map of \(3, 3\)"):
-        layer(torch.zeros(1, 2, 3, 3))
+        layer(torch.zeros(64, 2, 3, 3))
 
 
 def test_channels_that_do_not_fit_are_named_by_torch() -> None:
     layer = BWN().layer(nn.Conv2d(4, 2, 3, padding=1))
     assert isinstance(layer, CompressedLayer)
     with pytest.raises(RuntimeError, match="to have 4 channels, but got 3 channels"):
-        layer(torch.zeros(1, 3, 2, 2))
+        layer(torch.zeros(16, 3, 2, 2))

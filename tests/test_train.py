@@ -22,7 +22,7 @@ from subbit.methods.stacking import StackedLayer
 from subbit.train import Learner, Settings, accuracy, build_model, fit, load_run, open_run
 from subbit.train import checkpoint as checkpoints
 from subbit.train.batches import Batches
-from subbit.train.build import method_of, start_from_packed
+from subbit.train.build import method_of
 from subbit.train.evaluate import reestimate_batchnorm
 from subbit.train.learner import distillation
 from subbit.train.logs import COLUMNS, Logs
@@ -235,8 +235,9 @@ def test_start_from_a_packed_file(method: str, tmp_path: Path) -> None:
     described = {"labels": run.classes, "preprocessing": run.preprocessing}
     subbit.pack(run.model, tmp_path / "net.sbit", example=run.shape, **described)  # type: ignore[arg-type]
     further = tiny.settings(method=method, init_from=str(tmp_path / "net.sbit"), epochs=1, lr=1e-9, seed=3)
-    started = build_model(further, 10, 1)
-    start_from_packed(started, tmp_path / "net.sbit", tiny.digits())
+    started = build_model(further, 10, 1, tiny.digits())
+    with pytest.raises(ConfigError, match="the data set is needed as well"):
+        build_model(further, 10, 1)
     reached = accuracy(run.model, tiny.digits(), tiny.digits().test)
     assert accuracy(started, tiny.digits(), tiny.digits().test) == pytest.approx(reached, abs=0.02)
     result = fit(further, out=tmp_path / "further", data=tiny.digits())

@@ -244,7 +244,7 @@ class CompressedLayer(nn.Module):
             amounts = [amount for pads in reversed(self._pads()) for amount in pads]  # the last dimension first
             x = F.pad(x, amounts, mode=self.padding_mode)
             padding = (0,) * len(self.kernel_size)
-        elif groups == 1 and x.shape[1] == weight.shape[1] and small_maps.pays(x, self.kernel_size):
+        elif groups == 1 and x.shape[1] == weight.shape[1] and small_maps.pays(x, weight.shape):
             return small_maps.convolution(x, weight, bias, self.stride, self._pads(), self.dilation)
         return _CONVOLUTIONS[self.kind](x, weight, bias, self.stride, padding, self.dilation, groups)
 

@@ -36,7 +36,7 @@ from subbit.methods.base import (
     check_flags,
 )
 from subbit.nn.estimators import ESTIMATORS, signs
-from subbit.records import Binary
+from subbit.records import Binary, Weight
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,6 +83,14 @@ class BWNLayer(LatentLayer):
 
     def start_dense(self, weight: Tensor) -> None:
         self.latent.copy_(weight)  # α·sign(W) is the nearest there is to W
+
+    def start_record(self, record: Weight, gain: Tensor) -> None:
+        super().start_record(record, gain)
+        if self.method.centre:  # takes a part of W away, of each filter another one
+            wanted = self.latent.flatten(1).abs().mean(1)
+            latent = self._constrained()
+            scale = _scale(latent, signs(latent)).clamp_min(torch.finfo(latent.dtype).tiny)
+            self.latent.mul_((wanted / scale).reshape(-1, *[1] * (latent.ndim - 1)))
 
 
 def _scale(latent: Tensor, binary: Tensor) -> Tensor:

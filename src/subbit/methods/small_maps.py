@@ -1,19 +1,17 @@
 """Convolutions on maps of a few pixels as matrix products.
 
     i, o    positions of the input map and of the output map
-    T       (d², i·o), one where an input position lies under a tap of the filter for an output position, else zero
+    T       (d², i, o), one where an input position lies under a tap of the filter for an output position, else zero
 
 A 3×3 filter on a map of 2×2 spends most of its taps on padding. With W·T, the weight of every pair of positions, the
-layer is a single product (N, c_in·i) · (c_in·i, c_out·o) without these: the same function, and on a CPU several times
-as fast, since convolutions fill their registers with pixels that are not there.
+layer is a single product (N, c_in·i) · (c_in·i, c_out·o) without these: the same function, and for batches on a CPU
+several times as fast, since convolutions fill their registers with pixels that are not there.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +19,20 @@ from torch import Tensor
 
 from subbit.errors import ModelError
 
-Sizes = tuple[int, ...]
+_LARGEST = 1 << 24  # numbers of W·T: with many channels and wide kernels it would be far larger than W
 
 
-def pays(x: Tensor, kernel: Sequence[int]) -> bool:
-    """Whether maps are so small that the product has at most half of the multiplications.
+def pays(x: Tensor, shape: Sequence[int]) -> bool:
+    """Whether filters of this shape (c_out, c_in, *kernel) are better applied by a product to these maps.
 
-    With as many the two take equally long, with more the convolution wins (AVX2, 3×3, 64 to 512 filters).
+    The product must have at most half of the multiplications: with as many, both take equally long, with more, the
+    convolution wins (AVX2, 3×3, 64 to 512 filters). And there must be enough images to make up for building W·T.
     """
-    batched = x.ndim == 2 + len(kernel)
-    return batched and x.device.type == "cpu" and 0 < 2 * math.prod(x.shape[2:]) <= math.prod(kernel)
+    filters, depth, *kernel = shape
+    if x.ndim != len(shape) or x.device.type != "cpu":
+        return False
+    taps, i, images = math.prod(kernel), math.prod(x.shape[2:]), x.shape[0] * x.shape[1] // depth
+    return 0 < 2 * i <= taps and images * (taps - i) >= taps * i and filters * depth * i * i <= _LARGEST
 
 
 def convolution(
@@ -49,23 +51,15 @@ def convolution(
     )
     if min(outside) < 1:
         raise ModelError(f"a filter of {kernel} does not fit into a map of {inside} with a padding of {tuple(padding)}")
-    before = tuple(pads[0] for pads in padding)
-    pairs = _pairs(inside, outside, kernel, tuple(stride), before, tuple(dilation)).to(weight.dtype)
-    filters, depth = weight.shape[:2]
-    i, o = math.prod(inside), math.prod(outside)
+    pairs = torch.ones(1, 1, 1, dtype=weight.dtype, device=weight.device)
+    for size, out, taps, stride_, pads, step in zip(inside, outside, kernel, stride, padding, dilation, strict=True):
+        tap, place, to = (torch.arange(count, device=weight.device) for count in (taps, size, out))
+        under = to * stride_ + tap[:, None, None] * step - pads[0] == place[:, None]  # (taps, size, out)
+        pairs = torch.einsum("tio,TIO->tTiIoO", pairs, under.to(pairs.dtype))
+        pairs = pairs.flatten(4).flatten(2, 3).flatten(0, 1)
+    filters, depth, (_, i, o) = weight.shape[0], weight.shape[1], pairs.shape
     # (c_out, c_in, d²) · (d², i·o) -> (c_out·o, c_in·i)
-    spread = (weight.flatten(2) @ pairs).view(filters, depth, i, o).permute(0, 3, 1, 2).reshape(filters * o, depth * i)
+    spread = (weight.flatten(2) @ pairs.flatten(1)).view(filters, depth, i, o).permute(0, 3, 1, 2)
     wide_bias = None if bias is None else bias.repeat_interleave(o)
-    return F.linear(x.reshape(len(x), depth * i), spread, wide_bias).view(len(x), filters, *outside)
-
-
-@lru_cache(maxsize=64)
-def _pairs(inside: Sizes, outside: Sizes, kernel: Sizes, stride: Sizes, before: Sizes, dilation: Sizes) -> Tensor:
-    """T of the module's description."""
-    pairs = torch.zeros(*kernel, *inside, *outside)
-    for tap in itertools.product(*map(range, kernel)):
-        for to in itertools.product(*map(range, outside)):
-            place = tuple(p * s + t * d - b for p, s, t, d, b in zip(to, stride, tap, dilation, before, strict=True))
-            if all(0 <= p < size for p, size in zip(place, inside, strict=True)):
-                pairs[(*tap, *place, *to)] = 1
-    return pairs.view(math.prod(kernel), -1)
+    result = F.linear(x.flatten(1), spread.reshape(filters * o, depth * i), wide_bias)
+    return result.view(-1, filters, *outside)

@@ -119,6 +119,7 @@ class StackedLayer(CompressedLayer):
     depth: int  # s
     blocks: int  # k
     filters: int  # m
+    fixed: bool  # the selection follows a rule
     frozen: Tensor  # bool: the selection is `frozen_index` for good
     frozen_index: Tensor  # (c_out, k)
 
@@ -134,6 +135,7 @@ class StackedLayer(CompressedLayer):
         if self.method.f1 is not None and self.depth != self.method.f1 * channels:
             self.notes += (f"f1 = {self.method.f1} does not divide {channels} channels: depth {self.depth} instead",)
         index = torch.zeros(self.index_shape, dtype=torch.int64)
+        self.fixed = fixed
         if fixed:
             index = torch.from_numpy(fixed_selection(*self.stacking_shape))
             if self.filters**self.blocks < out_channels:
@@ -186,8 +188,10 @@ class StackedLayer(CompressedLayer):
                 f"{record.filters} shared filters of depth {record.depth} do not fit a layer of {self.filters} of "
                 f"depth {self.depth}: f1 and f2 must be those of the file"
             )
-        if bool(self.frozen) and not np.array_equal(record.index, self.frozen_index.cpu().numpy()):
+        if self.fixed and not np.array_equal(record.index, self.frozen_index.cpu().numpy()):
             raise ModelError("blocks are selected by a fixed rule here, but not in the file: use selection='learned'")
+        if not self.fixed:
+            self.frozen.fill_(False)
         blocks = self.split(torch.from_numpy(record.weight()) * gain.reshape(-1, *[1] * (len(record.shape) - 1)))
         bank = self.bank().detach().flatten(1).to("cpu", torch.float64)
         bank[: record.filters] = torch.from_numpy(record.bank).flatten(1).double()  # the rest was used by no block
@@ -235,9 +239,9 @@ class StackedLayer(CompressedLayer):
             return F.linear(features.flatten(-2), merge, self.bias)
         # every block of every group meets the same bank: (N, g·k·s, …) -> (N, g·k·m, …) -> (N, c_out, …)
         copies = self.groups * self.blocks
-        if small_maps.pays(x, self.kernel_size):
-            features = self.plain(x.reshape(len(x) * copies, self.depth, *x.shape[2:]), bank, groups=1)
-            return self._merged(features.reshape(len(x), -1, *features.shape[2:]), merge)
+        if x.shape[1] == copies * self.depth and small_maps.pays(x, bank.shape):
+            features = self.plain(x.reshape(-1, self.depth, *x.shape[2:]), bank, groups=1)
+            return self._merged(features.reshape(-1, copies * self.filters, *features.shape[2:]), merge)
         repeated = bank.repeat(copies, *[1] * (bank.ndim - 1))
         by_product = _is_channels_last(x) and self.groups == 1
         if by_product and x.device.type == "cpu" and x.shape[2] * x.shape[3] <= _SMALL_IMAGE:

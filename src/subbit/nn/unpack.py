@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -21,73 +21,110 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subbit.calibration import without_levels
-from subbit.errors import ModelError
-from subbit.format import decode
+from subbit.errors import InputError, ModelError
+from subbit.format import decode, encode
 from subbit.methods.base import CompressedLayer, Plain
 from subbit.methods.stacking import StackedLayer
-from subbit.nn.lowering.tracing import evaluating, module_path
+from subbit.nn.lowering.tracing import OutputKey, evaluating, module_path, single_output, unwrapped
 from subbit.nn.pack import to_packed
 from subbit.nn.reference import run
 from subbit.records import Affine, Conv, Dense, Linear, Op, Program
 from subbit.runtime import load
 
 # Of the largest output. Rounding gives some 1e-5; a layer that did not take its weights gives far more.
-TOLERANCE = 1e-2
+TOLERANCE = 1e-3
 CHECKED_IMAGES = 16
 
 Gain = tuple[Tensor, Tensor]  # scale and shift per channel
 
 
 @torch.no_grad()
-def unpack(model: nn.Module, file: str | os.PathLike[str] | bytes, *, images: Tensor) -> None:
+def unpack(
+    model: nn.Module,
+    file: str | os.PathLike[str] | bytes,
+    *,
+    images: Tensor,
+    output: OutputKey = None,
+) -> None:
     """Give `model` the weights of a packed network of the same structure.
 
         subbit.unpack(model, "net.sbit", images=train_images[:512])
 
-    `images` are inputs as the network takes them, a few hundred, from which BatchNorm gets its statistics. The model
-    is changed in place, and stays in its mode; afterwards it answers as the file does, which is checked.
+    `images` are inputs as the network takes them, a few hundred, from which BatchNorm gets its statistics; `output` is
+    the one of `pack`. The model, in fp32, is changed in place and stays in its mode; afterwards it answers as the file
+    does, which is checked. Where it cannot, it is as it was before.
     """
     program = without_levels(decode(load(file).data))
-    gains = _fill_layers(model, program)
-    _settle_norms(model, gains, images)
-    _check_answers(model, program, images[:CHECKED_IMAGES])
+    if not isinstance(images, Tensor) or tuple(images.shape[1:]) != program.input_shape or not len(images):
+        shape = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"images are {shape}: a tensor of (N, {', '.join(map(str, program.input_shape))}) is needed")
+    model = unwrapped(model)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    try:
+        gains = _fill_layers(model, program, output)
+        _settle_norms(model, gains, images)
+        _check_answers(model, program, images[:CHECKED_IMAGES], output)
+    except BaseException:
+        model.load_state_dict(before)
+        raise
 
 
-def _fill_layers(model: nn.Module, program: Program) -> dict[nn.Module, Gain]:
+def _fill_layers(model: nn.Module, program: Program, output: OutputKey) -> dict[nn.Module, Gain]:
     """All layers with their weights; and what every BatchNorm has to do in all to what reaches it."""
     gains: dict[nn.Module, Gain] = {}
-    seen: set[str] = set()
+    seen: set[str | nn.Module] = set()
     modules = dict(model.named_modules())
-    for here, there, origin in list(_aligned(model, program)):  # all of it, before anything is changed
-        norm = modules.get(module_path(origin)) if origin is not None else None
-        norm = norm if isinstance(norm, _BatchNorm) else None
-        if isinstance(there, Affine) and norm is not None:
-            gains[norm] = _gain(there, len(norm.running_mean))  # type: ignore[arg-type]
-        elif isinstance(there, Conv | Linear):
-            if here.name in seen:
-                raise ModelError(f"{here.name} is used more than once: its weights cannot be unpacked")
-            seen.add(here.name)
-            rest = _fill(_layer(model, here.name), replace(there, name=here.name), norm is not None)
-            if norm is not None:
-                gains[norm] = rest
-        elif any(True for _ in there.arrays()):
-            raise ModelError(
-                f"{_title(there, origin)} has numbers of its own: only layers and BatchNorm can be unpacked"
-            )
+    for here, there, origin in list(_aligned(model, program, output)):
+        path = module_path(origin) if origin is not None else ""
+        found = modules.get(path)
+        norm = found if isinstance(found, _BatchNorm) else None
+        if isinstance(there, Conv | Linear):
+            if origin is not None and norm is None and path != here.name:
+                raise ModelError(f"{here.name}: what follows it was folded into it, and is no BatchNorm")
+            _once(here.name, here.name, seen)
+            layer = modules.get(here.name)
+            if not isinstance(layer, CompressedLayer | nn.Conv1d | nn.Conv2d | nn.Linear) or not _owns_weight(layer):
+                raise ModelError(f"{here.name} ({type(layer).__name__}) is no layer whose weights can be unpacked")
+            rest = _fill(layer, replace(there, name=here.name), norm)
+        elif isinstance(there, Affine) and norm is not None:
+            rest = _gain(there, norm.num_features)
+        elif _same_arrays(here, there):
+            continue
+        else:
+            raise ModelError(f"{path or 'the model'} ({type(there).__name__}) has numbers of its own, which are others")
+        if norm is not None:
+            _once(norm, path, seen)
+            gains[norm] = rest
     return gains
 
 
-def _aligned(model: nn.Module, program: Program) -> Iterator[tuple[Op, Op, fx.Node | None]]:
+def _once(what: str | nn.Module, name: str, seen: set[str | nn.Module]) -> None:
+    if what in seen:
+        raise ModelError(f"{name} is used more than once: its weights cannot be unpacked")
+    seen.add(what)
+
+
+def _owns_weight(layer: CompressedLayer | Plain) -> bool:
+    return isinstance(layer, CompressedLayer) or isinstance(layer.weight, nn.Parameter)  # and does not derive it
+
+
+def _aligned(model: nn.Module, program: Program, output: OutputKey) -> Iterator[tuple[Op, Op, fx.Node | None]]:
     """Operations of the model and of the file in pairs, and the node of the model that gives the same value."""
-    packed = to_packed(model, program.input_shape)
-    mine, theirs = packed.program.ops, program.ops
+    packed = to_packed(model, program.input_shape, program.storage, output=output)
+    mine, theirs = decode(encode(packed.program)).ops, program.ops  # numbers rounded alike
     for value, (here, there) in enumerate(zip(mine, theirs, strict=False), start=1):
-        origin = packed.origins.get(value)
-        if type(here) is not type(there) or here.inputs != there.inputs or _form(here) != _form(there):
+        if _form(here) != _form(there):
             raise ModelError(
                 f"the file holds another network: operation {value} is {_form(there)} there, and "
                 f"{_form(here)}{f' ({here.name})' if here.name else ''} in the model"
             )
+        origin = packed.origins.get(value)
+        if origin is not None and not isinstance(here, Conv | Linear | Affine):
+            path = module_path(origin)
+            if isinstance(dict(model.named_modules()).get(path), _BatchNorm):
+                raise ModelError(
+                    f"{path} (BatchNorm) was folded into the layer before {type(here).__name__}, which it follows"
+                )
         yield here, there, origin
     if len(mine) != len(theirs):
         raise ModelError(f"the file holds another network: it has {len(theirs)} operations, the model {len(mine)}")
@@ -95,32 +132,31 @@ def _aligned(model: nn.Module, program: Program) -> Iterator[tuple[Op, Op, fx.No
 
 def _form(op: Op) -> str:
     """What has to be equal of an operation, for people too."""
+    learned = {"name", "weight", "levels", "scale", "shift"}
+    values = {f.name: getattr(op, f.name) for f in fields(op) if f.name not in learned}
+    options = ", ".join(f"{name}={value}" for name, value in values.items() if not isinstance(value, np.ndarray))
     if not isinstance(op, Conv | Linear):
-        return type(op).__name__
+        return f"{type(op).__name__}({options})"
     record = type(op.weight).__name__.lower()
-    return f"{type(op).__name__} of {'×'.join(map(str, op.weight.shape))} {record} weights"
+    return f"{type(op).__name__} of {'×'.join(map(str, op.weight.shape))} {record} weights ({options})"
 
 
-def _title(op: Op, origin: fx.Node | None) -> str:
-    name = module_path(origin) if origin is not None else ""
-    return f"{name} ({type(op).__name__})" if name else type(op).__name__
+def _same_arrays(here: Op, there: Op) -> bool:
+    """Whether all numbers of an operation are those of the file already."""
+    mine, theirs = dict(here.arrays()), dict(there.arrays())
+    return mine.keys() == theirs.keys() and all(
+        mine[key].shape == theirs[key].shape and np.allclose(mine[key], theirs[key], rtol=1e-2) for key in mine
+    )
 
 
-def _layer(model: nn.Module, name: str) -> CompressedLayer | Plain:
-    layer = model.get_submodule(name)
-    if not isinstance(layer, CompressedLayer | nn.Conv1d | nn.Conv2d | nn.Linear):
-        raise ModelError(f"{name} ({type(layer).__name__}) is no layer whose weights can be unpacked")
-    return layer
-
-
-def _fill(layer: CompressedLayer | Plain, op: Conv | Linear, normed: bool) -> Gain:
+def _fill(layer: CompressedLayer | Plain, op: Conv | Linear, norm: _BatchNorm | None) -> Gain:
     """A layer with the weights of `op`; what of its gain and shift is left to a BatchNorm behind it."""
     filters = op.weight.shape[0]
     gain, shift = _gain(op, filters)
     own = torch.ones(filters)  # the part of the gain that the layer takes
-    if not normed:
+    if norm is None:
         own = gain
-    elif isinstance(layer, CompressedLayer) and layer.has_scales:
+    elif norm.affine and isinstance(layer, CompressedLayer) and layer.has_scales:
         # BatchNorm takes any positive factor: filters of the size at which training starts
         size = torch.from_numpy(op.weight.weight()).flatten(1).square().mean(1).sqrt()
         own = math.sqrt(2 / layer.fan_in) / size.clamp_min(torch.finfo(size.dtype).tiny)
@@ -133,8 +169,8 @@ def _fill(layer: CompressedLayer | Plain, op: Conv | Linear, normed: bool) -> Ga
         values = torch.from_numpy(op.weight.values) * own.reshape(-1, *[1] * (op.weight.values.ndim - 1))
         layer.weight.copy_(values.reshape(layer.weight.shape))
     if layer.bias is not None:
-        layer.bias.copy_(torch.zeros(filters) if normed else shift)
-    elif not normed and bool(shift.any()):
+        layer.bias.copy_(shift if norm is None else torch.zeros(filters))
+    elif norm is None and bool(shift.any()):
         raise ModelError(f"the file has a bias for {op.name}, the model has none")
     return gain / own, shift
 
@@ -148,7 +184,7 @@ def _gain(op: Conv | Linear | Affine, channels: int) -> Gain:
 def _settle_norms(model: nn.Module, gains: dict[nn.Module, Gain], images: Tensor) -> None:
     """Statistics of `images` in every BatchNorm, layer after layer, and weights such that the whole is as in the file.
 
-    One that the file has no operation for was folded into the layer behind it, and does nothing here.
+    One that the file has no operation for was folded into a layer before or behind it, and does nothing here.
     """
 
     def settle(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -165,6 +201,8 @@ def _settle_norms(model: nn.Module, gains: dict[nn.Module, Gain], images: Tensor
         assert norm.running_var is not None
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
+        assert norm.num_batches_tracked is not None
+        norm.num_batches_tracked.fill_(1)
         handles.pop(norm).remove()  # used again, it stays as it is
 
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
@@ -177,9 +215,9 @@ def _settle_norms(model: nn.Module, gains: dict[nn.Module, Gain], images: Tensor
             handle.remove()
 
 
-def _check_answers(model: nn.Module, program: Program, images: Tensor) -> None:
+def _check_answers(model: nn.Module, program: Program, images: Tensor, output: OutputKey) -> None:
     with evaluating(model):
-        got = model(images).float().cpu()
+        got = single_output(model(images), output).float().cpu()
     expected = run(program, images.float().cpu())[program.output_value]
     difference = float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
     if not difference <= TOLERANCE:

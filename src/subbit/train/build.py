@@ -27,6 +27,7 @@ from subbit.nn.unpack import unpack
 from subbit.records import Preprocessing
 from subbit.runtime import Network, load
 from subbit.train import checkpoint
+from subbit.train.batches import Normalise
 from subbit.train.settings import Settings
 
 MODEL_FILE = "model.pt"
@@ -73,13 +74,14 @@ def dense_model(settings: Settings, classes: int, channels: int) -> nn.Module:
             raise ConfigError(f"model {settings.model}: {error}") from error
 
 
-def build_model(settings: Settings, classes: int, channels: int) -> nn.Module:
+def build_model(settings: Settings, classes: int, channels: int, data: DataSet | None = None) -> nn.Module:
     """The network to train, compressed as the settings say, with its initial weights.
 
-    Those of a packed file take images to be unpacked: `start_from_packed` gives them to the network.
+    To start from a packed file takes `data` besides, for the statistics of BatchNorm.
     """
     method = method_of(settings)
-    source = _starting_point(settings) if settings.init_from and packed_start(settings) is None else None
+    packed = packed_start(settings)
+    source = _starting_point(settings) if settings.init_from and packed is None else None
     if source is not None and source.settings.method == "dense":
         start = source.model.train()  # a finished run comes in evaluation mode, which would freeze BatchNorm
         return _compressed(start, method, settings, "dense") if method else start
@@ -89,6 +91,8 @@ def build_model(settings: Settings, classes: int, channels: int) -> nn.Module:
         _start_alike(model, source.model, settings)
     elif source is not None:
         _start_from_legonet(model, source.model, settings)
+    elif packed is not None:
+        _start_from_packed(model, packed, data)
     return model
 
 
@@ -105,25 +109,27 @@ def packed_start(settings: Settings) -> Path | None:
     return file if file.suffix == ".sbit" else None
 
 
-def start_from_packed(model: nn.Module, file: Path, data: DataSet) -> None:
+def _start_from_packed(model: nn.Module, file: Path, data: DataSet | None) -> None:
     """The weights of a packed file in a new network; BatchNorm gets its statistics from training images."""
+    if data is None:
+        raise ConfigError(f"init_from = {str(file)!r}: to unpack a file, the data set is needed as well")
     network = load(file)
-    check_alike(str(file), data, network)
-    inputs = (data.train.images[:_STATISTICS_IMAGES] / 255 - data.mean[:, None, None]) / data.std[:, None, None]
+    check_packed_fits(str(file), data, network)
+    some = np.random.default_rng(0).permutation(len(data.train))[:_STATISTICS_IMAGES]  # of all classes
     try:
-        unpack(model, network.data, images=torch.from_numpy(inputs.astype(np.float32)))
+        unpack(model, network.data, images=Normalise(data)(torch.from_numpy(data.train.images[some])))
     except ModelError as error:
         raise ConfigError(f"init_from = {str(file)!r}: {error}") from error
 
 
-def check_alike(name: str, data: DataSet, network: Network) -> None:
+def check_packed_fits(name: str, data: DataSet, network: Network) -> None:
     """A ConfigError unless a packed network is for this data set."""
     if not network.labels and network.output_shape != (len(data.classes),):
         raise ConfigError(f"{name} gives {network.output_shape} numbers, {data.name} has {len(data.classes)} classes")
-    check_same_data(name, data, network.labels or data.classes, network.input_shape, network.preprocessing)
+    check_fits(name, data, network.labels or data.classes, network.input_shape, network.preprocessing)
 
 
-def check_same_data(
+def check_fits(
     name: str, data: DataSet, classes: tuple[str, ...], shape: tuple[int, ...], expected: Preprocessing | None
 ) -> None:
     """A ConfigError unless a network of these classes and images is for this data set."""

@@ -27,7 +27,7 @@ from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError, TrainingError
 from subbit.train import checkpoint, norm
 from subbit.train.batches import Batches
-from subbit.train.build import MODEL_FILE, build_model, packed_start, save_run, start_from_packed
+from subbit.train.build import MODEL_FILE, build_model, packed_start, save_run
 from subbit.train.evaluate import accuracy, reestimate_batchnorm
 from subbit.train.learner import Diverged, Learner
 from subbit.train.logs import Live, Logs
@@ -102,11 +102,9 @@ class _Run(Callback):
     def __init__(self, settings: Settings, out: Path, data: DataSet, console: Console) -> None:
         self.settings, self.out, self.data, self.console = settings, out, data, console
         world = settings.devices * settings.nodes
-        model = build_model(settings, len(data.classes), data.shape[0])
+        model = build_model(settings, len(data.classes), data.shape[0], data)
         if settings.whiten and not settings.init_from:  # a finished run has better filters
             whiten_first(model, data)
-        if (packed := packed_start(settings)) is not None:
-            start_from_packed(model, packed, data)
         if settings.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for module in model.modules():
@@ -127,7 +125,7 @@ class _Run(Callback):
             raise TrainingError(f"{self.out} already holds a run: continue it with --resume, or choose another folder")
         if started and resume:
             _check_same_run(self.settings, self.out)
-            _check_same_teachers(self.settings, self.out)
+            _check_same_sources(self.settings, self.out)
             self._restore()
         if left := self.settings.epochs - self.learner.epoch:
             self.trainer = self._trainer(left)  # before there is a folder: may refuse
@@ -341,12 +339,17 @@ def _sources(settings: Settings) -> dict[str, Any]:
     return noted
 
 
-def _check_same_teachers(settings: Settings, out: Path) -> None:
+def _check_same_sources(settings: Settings, out: Path) -> None:
     """A name of the zoo or of a folder may have got another network since."""
     try:
-        noted = json.loads((out / ENVIRONMENT_FILE).read_text(encoding="utf-8")).get("teacher_sha256")
-    except (OSError, ValueError, AttributeError):
+        noted = json.loads((out / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+        before = {key: noted[key] for key in ("teacher_sha256", "init_sha256") if key in noted}
+    except (OSError, ValueError, TypeError):
         return  # nothing to compare with
-    now = _sources(settings).get("teacher_sha256")
-    if noted is not None and noted != now:
-        raise ConfigError(f"the run in {out} had other teachers: {', '.join(settings.teacher)} have changed since")
+    now = _sources(settings)
+    for key, kind, names in (
+        ("teacher_sha256", "other teachers", ", ".join(settings.teacher)),
+        ("init_sha256", "another start", settings.init_from),
+    ):
+        if key in before and before[key] != now.get(key):
+            raise ConfigError(f"the run in {out} had {kind}: {names} changed since")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from subbit import zoo
 from subbit.data.dataset import DataSet
 from subbit.runtime import load
-from subbit.train.build import MODEL_FILE, check_alike, check_same_data, open_run
+from subbit.train.build import MODEL_FILE, check_fits, check_packed_fits, open_run
 
 
 def open_teacher(name: str, data: DataSet) -> nn.Module:
@@ -27,10 +27,10 @@ def open_teacher(name: str, data: DataSet) -> nn.Module:
     file = _file(name)
     if file.suffix == ".pt":
         run = open_run(file)
-        check_same_data(f"the teacher {name}", data, run.classes, run.shape, run.preprocessing)
+        check_fits(f"the teacher {name}", data, run.classes, run.shape, run.preprocessing)
         return run.model
     teacher = Packed(file)
-    check_alike(f"the teacher {name}", data, teacher.network)
+    check_packed_fits(f"the teacher {name}", data, teacher.network)
     return teacher
 
 

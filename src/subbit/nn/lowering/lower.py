@@ -120,7 +120,7 @@ class _Lowering:
         b.require(traced.is_floating_point(), f"gives {traced.dtype}: values of a packed network are real numbers")
         b.require(result.shape == b.shape, f"internal error: lowered to {result.shape}, PyTorch gives {b.shape}")
         self._bind(traced, result)
-        self.origins[result.id] = node
+        self.origins.setdefault(result.id, node)  # not the dropout behind it, which gives the same
 
     def _handle(self, node: fx.Node) -> Any:
         b = self.builder

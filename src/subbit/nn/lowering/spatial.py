@@ -123,7 +123,7 @@ def pad(b: Builder, input: Value, pad: Sequence[int], mode: str = "constant", va
     last = (amounts[2], amounts[3]) if x.rank >= 3 else (0, 0)
     around = (*last, amounts[0], amounts[1])
     if mode == "circular" and min(around) < 0:  # what is cut off does not come back at the other end
-        x, around = b.pad(x, _each(min, around)), _each(max, around)
+        x, around = b.pad(x, _all_four(min, around)), _all_four(max, around)
     result = b.pad(x, around, mode, number)
     for dim in range(x.rank - (2 if x.rank >= 3 else 1)):
         before, behind = amounts[2 * (x.rank - 1 - dim) :][:2]
@@ -131,7 +131,7 @@ def pad(b: Builder, input: Value, pad: Sequence[int], mode: str = "constant", va
     return b.reshape(result, b.shape)
 
 
-def _each(of: Callable[[int, int], int], around: tuple[int, ...]) -> tuple[int, int, int, int]:
+def _all_four(of: Callable[[int, int], int], around: tuple[int, ...]) -> tuple[int, int, int, int]:
     top, bottom, left, right = (of(amount, 0) for amount in around)
     return top, bottom, left, right
 

@@ -171,7 +171,7 @@ class _Root(nn.Module):
         self.output = output
 
     def forward(self, input: Tensor) -> Any:
-        return _single_output(self.model(input), self.output)
+        return single_output(self.model(input), self.output)
 
 
 def trace(model: nn.Module, shape: tuple[int, ...], batch: int, output: OutputKey = None) -> Trace:
@@ -277,7 +277,7 @@ def _on_meta(leaf: Any) -> Any:
     return leaf
 
 
-def _single_output(result: Any, key: OutputKey) -> Any:
+def single_output(result: Any, key: OutputKey) -> Any:
     """The one tensor that a model gives, or the one named by `key`."""
     named = _named_outputs(result)
     if key is not None:
