@@ -30,6 +30,7 @@ Plain = nn.Conv1d | nn.Conv2d | nn.Linear
 _GEOMETRY = (
     "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode",
 )  # fmt: skip
+SETTLED = 0.5  # size of the latents of a trained network: far above where they start, below where clipped gradients end
 _CONVOLUTIONS = {"conv1d": F.conv1d, "conv2d": F.conv2d}
 
 

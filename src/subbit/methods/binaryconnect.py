@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from subbit.methods.base import (
+    SETTLED,
     LatentLayer,
     LikeConv1d,
     LikeConv2d,
@@ -64,18 +65,14 @@ class BinaryConnectLayer(LatentLayer):
         return False
 
     def start_random(self) -> None:
-        self.latent.uniform_(-self._reach, self._reach)
+        reach = min(1.0, math.sqrt(6 / self.fan_in))  # He's variance; forwards only the signs count
+        self.latent.uniform_(-reach, reach)
 
     def start_dense(self, weight: Tensor) -> None:
         self.latent.copy_(weight.clamp(-1, 1))
 
     def start_record(self, record: Weight, gain: Tensor) -> None:
-        super().start_record(record, gain * self._reach / 2)  # forwards only the signs count
-
-    @property
-    def _reach(self) -> float:
-        """Latents start uniform in ± this, with He's variance."""
-        return min(1.0, math.sqrt(6 / self.fan_in))
+        super().start_record(record, gain * SETTLED)  # forwards only the signs count
 
 
 class BinaryConnectConv1d(LikeConv1d, BinaryConnectLayer):

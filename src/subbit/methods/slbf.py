@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from subbit.methods.base import (
+    SETTLED,
     LikeConv1d,
     LikeConv2d,
     LikeLinear,
@@ -47,7 +48,7 @@ from subbit.methods.base import (
 from subbit.methods.fit import fit_blocks, projections
 from subbit.methods.stacking import StackedLayer, StackingMethod
 from subbit.nn.estimators import ESTIMATORS, signs
-from subbit.records import Stacked
+from subbit.records import Stacked, Weight
 
 if TYPE_CHECKING:
     from subbit.methods.legonet import LegoNetLayer
@@ -168,6 +169,10 @@ class SLBFLayer(StackedLayer):
             self.Q.copy_(scales if self.method.scale else scales - scales.amin(2, keepdim=True))
         if self.scale is not None:
             self.scale.copy_(scales.gather(2, self.frozen_index.unsqueeze(2).cpu()).squeeze(2))
+
+    def start_record(self, record: Weight, gain: Tensor) -> None:
+        super().start_record(record, gain)
+        self.R.copy_(signs(self.R) * SETTLED)
 
     @property
     def _reach(self) -> float:

@@ -3,9 +3,10 @@
     model = subbit.compress(subbit.models.vgg16(), SLBF(f1=1/2, f2=1/8, selection="fixed"))
     subbit.unpack(model, "net.sbit", images=batch)
 
-A file holds what a network computes, not how it was trained. Signs get latents of one magnitude, the one at which
-training starts, so that all are as far from turning. BatchNorm was folded into a gain and a shift per channel: its
-statistics are taken from `images` again, and its weight and bias such that it does to these what the file does.
+A file holds what a network computes, not how it was trained. Signs get latents of one size, about that of trained ones,
+so that all are as far from turning (where a method has no scales apart from its latents, theirs). BatchNorm was folded
+into a gain and a shift per channel: its statistics are taken from `images` again, and its weight and bias such that it
+does to these what the file does.
 """
 
 from __future__ import annotations
