@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -19,3 +21,14 @@ def _seed() -> None:
         return
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense run to start from, or to be taught by."""
+    from subbit.train import fit
+    from tests import tiny
+
+    out = tmp_path_factory.mktemp("dense") / "run"
+    fit(tiny.settings(method="dense", epochs=3), out=out, data=tiny.digits())
+    return out

@@ -16,7 +16,6 @@ from torch import nn
 
 from subbit.errors import ConfigError, InputError, TrainingError
 from subbit.methods import METHODS
-from subbit.methods.base import CompressedLayer
 from subbit.methods.slbf import SLBFLayer
 from subbit.methods.stacking import StackedLayer
 from subbit.train import Learner, Settings, accuracy, build_model, fit, load_run, open_run
@@ -153,128 +152,6 @@ def test_unfinished_and_foreign_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("hello")
     with pytest.raises(TrainingError, match="damaged or not a checkpoint"):
         load_run(tmp_path / "text.pt")
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dense") / "run"
-    fit(tiny.settings(method="dense", epochs=3), out=out, data=tiny.digits())
-    return out
-
-
-def test_start_from_a_dense_run(dense: Path) -> None:
-    trained, _ = load_run(dense)
-    started = build_model(tiny.settings(f2=1, init_from=str(dense)), 10, 1)
-    fresh = build_model(tiny.settings(f2=1), 10, 1)
-
-    def distance(model: nn.Module) -> float:
-        layers = {name: m for name, m in model.named_modules() if isinstance(m, CompressedLayer)}
-        assert layers
-        weights = trained.state_dict()
-        gaps = [m.effective_weight().detach() - weights[f"{name}.weight"] for name, m in layers.items()]
-        return float(sum(gap.norm() for gap in gaps))
-
-    assert distance(started) < 0.8 * distance(fresh)
-    kept = [name for name, m in started.named_modules() if isinstance(m, nn.Linear | nn.BatchNorm2d | nn.Conv2d)]
-    assert kept
-    before, after = trained.state_dict(), started.state_dict()
-    assert all(torch.equal(before[f"{name}.weight"], after[f"{name}.weight"]) for name in kept)
-
-
-@pytest.mark.parametrize("method", ["dense", "bwn"])
-def test_start_from_a_dense_run_goes_on_learning_statistics(dense: Path, tmp_path: Path, method: str) -> None:
-    trained, _ = load_run(dense)
-    settings = tiny.settings(method=method, init_from=str(dense), epochs=1)
-    assert all(module.training for module in build_model(settings, 10, 1).modules())
-    fit(settings, out=tmp_path / "run", data=tiny.digits())
-    before, after = trained.state_dict(), load_run(tmp_path / "run")[0].state_dict()
-    statistics = [key for key in before if "running_mean" in key]
-    assert statistics
-    assert not any(torch.equal(before[key], after[key]) for key in statistics)
-
-
-def test_start_from_a_run_of_the_same_method(tmp_path: Path) -> None:
-    fit(tiny.settings(epochs=1), out=tmp_path / "slbf", data=tiny.digits())
-    trained, _ = load_run(tmp_path / "slbf")
-    further = tiny.settings(init_from=str(tmp_path / "slbf"), seed=5, method_options={"estimator": "identity"})
-    started = build_model(further, 10, 1)
-    before, after = trained.state_dict(), started.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
-    assert all(module.training for module in started.modules())
-    with pytest.raises(ConfigError, match=r"classes, f1, f2, keep, .* must be equal"):
-        build_model(tiny.settings(init_from=str(tmp_path / "slbf"), f2="1/4"), 10, 1)
-
-
-def test_selections_that_were_frozen_learn_again(tmp_path: Path) -> None:
-    fit(tiny.settings(epochs=1, freeze_selection=1.0), out=tmp_path / "slbf", data=tiny.digits())
-    trained, _ = load_run(tmp_path / "slbf")
-    started = build_model(tiny.settings(init_from=str(tmp_path / "slbf")), 10, 1)
-    layers = [(a, b) for a, b in zip(trained.modules(), started.modules(), strict=True) if isinstance(a, StackedLayer)]
-    assert layers
-    for before, after in layers:
-        assert isinstance(after, StackedLayer)
-        assert bool(before.frozen)
-        assert not bool(after.frozen)
-
-
-def test_starting_point_must_be_dense_or_alike(dense: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a dense resnet18 or a legonet resnet18 or a slbf resnet18 is needed"):
-        build_model(tiny.settings(model="resnet18", init_from=str(dense)), 10, 1)
-    fit(tiny.settings(epochs=1), out=tmp_path / "slbf", data=tiny.digits())
-    with pytest.raises(ConfigError, match="is a slbf lenet5: to start from, a bwn lenet5 or a dense lenet5 is needed"):
-        build_model(tiny.settings(method="bwn", init_from=str(tmp_path / "slbf")), 10, 1)
-
-
-@pytest.mark.parametrize("method", ["slbf", "bwn", "dense"])
-def test_start_from_a_packed_file(method: str, tmp_path: Path) -> None:
-    import subbit
-
-    fit(tiny.settings(method=method, epochs=3), out=tmp_path / "run", data=tiny.digits())
-    run = open_run(tmp_path / "run")
-    described = {"labels": run.classes, "preprocessing": run.preprocessing}
-    subbit.pack(run.model, tmp_path / "net.sbit", example=run.shape, **described)  # type: ignore[arg-type]
-    further = tiny.settings(method=method, init_from=str(tmp_path / "net.sbit"), epochs=1, lr=1e-9, seed=3)
-    started = build_model(further, 10, 1, tiny.digits())
-    with pytest.raises(ConfigError, match="the data set is needed as well"):
-        build_model(further, 10, 1)
-    reached = accuracy(run.model, tiny.digits(), tiny.digits().test)
-    assert accuracy(started, tiny.digits(), tiny.digits().test) == pytest.approx(reached, abs=0.02)
-    result = fit(further, out=tmp_path / "further", data=tiny.digits())
-    assert result.test_accuracy > 0.8 * reached  # statistics moved, weights did not
-    (tmp_path / "net.sbit").unlink()
-    load_run(tmp_path / "further")  # needs the file no more
-
-
-def test_packed_starting_points_that_do_not_fit(dense: Path, tmp_path: Path) -> None:
-    import subbit
-
-    run = open_run(dense)
-    subbit.pack(run.model, tmp_path / "dense.sbit", example=run.shape, labels=run.classes)
-    for start, message in (
-        (str(tmp_path / "dense.sbit"), r"dense\.sbit': the file holds another network: operation 5 is Conv"),
-        ("lenet5-mnist-slbf-0.5-0.25", "expects images of another mean and spread than tiny has"),
-        ("vgg16-cifar10-bwn", "was trained on other classes or image sizes than tiny"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            fit(tiny.settings(init_from=start), out=tmp_path / "run", data=tiny.digits())
-    with pytest.raises(InputError, match="there is no file 'lenet', and the zoo has no network"):
-        fit(tiny.settings(init_from="lenet"), out=tmp_path / "run", data=tiny.digits())
-    assert not (tmp_path / "run").exists()
-
-
-def test_start_from_a_legonet_run(tmp_path: Path) -> None:
-    fit(tiny.settings(method="legonet", epochs=1), out=tmp_path / "lego", data=tiny.digits())
-    lego, _ = load_run(tmp_path / "lego")
-    started = build_model(tiny.settings(init_from=str(tmp_path / "lego")), 10, 1)
-    for name, layer in started.named_modules():
-        if isinstance(layer, SLBFLayer):
-            trained = lego.get_submodule(name)
-            assert isinstance(trained, StackedLayer)
-            assert torch.equal(layer.R >= 0, trained.bank() >= 0)
-            assert torch.equal(layer.selected_index(), trained.selected_index())
-    with pytest.raises(ConfigError, match="f1, f2 and keep must be equal"):
-        build_model(tiny.settings(init_from=str(tmp_path / "lego"), f2="1/4"), 10, 1)
 
 
 def test_method_and_model_options_arrive() -> None:
@@ -491,7 +368,6 @@ def test_packed_teacher_must_expect_such_images(dense: Path, tmp_path: Path) -> 
     from dataclasses import replace
 
     import subbit
-    from subbit.errors import InputError
 
     run = open_run(dense)
     subbit.pack(run.model, tmp_path / "a.sbit", example=torch.zeros(1, *run.shape), labels=run.classes,

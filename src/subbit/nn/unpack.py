@@ -113,6 +113,7 @@ def _aligned(model: nn.Module, program: Program, output: OutputKey) -> Iterator[
     """Operations of the model and of the file in pairs, and the node of the model that gives the same value."""
     packed = to_packed(model, program.input_shape, program.storage, output=output)
     mine, theirs = decode(encode(packed.program)).ops, program.ops  # numbers rounded alike
+    modules = dict(model.named_modules())
     for value, (here, there) in enumerate(zip(mine, theirs, strict=False), start=1):
         if _form(here) != _form(there):
             raise ModelError(
@@ -122,7 +123,7 @@ def _aligned(model: nn.Module, program: Program, output: OutputKey) -> Iterator[
         origin = packed.origins.get(value)
         if origin is not None and not isinstance(here, Conv | Linear | Affine):
             path = module_path(origin)
-            if isinstance(dict(model.named_modules()).get(path), _BatchNorm):
+            if isinstance(modules.get(path), _BatchNorm):
                 raise ModelError(
                     f"{path} (BatchNorm) was folded into the layer before {type(here).__name__}, which it follows"
                 )
