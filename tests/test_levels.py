@@ -316,6 +316,32 @@ def test_rounding(signed: bool, row: str) -> None:
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("limit", ["", "relu", "relu6"])
+@pytest.mark.parametrize("size", [(3, 3), (4, 16), (8, 32)], ids=str)
+def test_far_numbers_are_rounded_by_the_layer_that_makes_them(
+    size: tuple[int, int], limit: Literal["", "relu", "relu6"], signed: bool, row: str
+) -> None:
+    """Beyond all levels and all integers, on either side; one register at a time, and fours of them."""
+    scale = np.array([s * 2.0**power for power in (-16, -3, 0, 7, 15) for s in (1, -1)], np.float32)
+    ones = r.Binary(np.ones((len(scale), 8, 1, 1), np.int8))
+    ops: list[r.Op] = []
+    for step in (2.0**-10, 1.0, 2.0**20, 2.0**60):
+        ops = [r.Conv(inputs=(0,), weight=ones, scale=scale, levels=Levels(step, signed=True))]
+        if limit:
+            ops.append(r.Activation(inputs=(1,), function=limit))
+        ops.append(
+            r.Conv(
+                inputs=(len(ops),),
+                weight=r.Binary(np.ones((4, len(scale), 1, 1), np.int8)),
+                levels=Levels(2.0**-5, signed),
+            )
+        )
+        program = Program((8, *size), tuple(ops))
+        check_exactly(program, row, inputs(program) * np.float32(40 * step))
+
+
+@pytest.mark.parametrize("row", EVERY_ROW)
 @pytest.mark.parametrize("size", [(8, 8), (2, 2), (32, 64), (6, 10), (7, 9), (4, 130), (3, 1100)], ids=str)
 def test_pooling_between_layers(size: tuple[int, int], row: str) -> None:
     """Maxima of bytes are those of the numbers, with windows of any kind."""

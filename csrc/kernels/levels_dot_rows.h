@@ -135,15 +135,22 @@ static const uint32_t rows_factors[256] = {FACTORS64(0u), FACTORS64(64u), FACTOR
 #undef FACTORS64
 
 /* Sums that earlier chunks left in the maps. */
-ALWAYS_INLINE vword load_parts(const rows_part *part, const rows_part *end, const float *map) {
+ALWAYS_INLINE vword load_parts(const rows_part *part, const rows_part *end, const float *map, const bool whole) {
+    if (whole)
+        return *(const vword *)(map + part->to);
     __m512i sum = _mm512_setzero_si512();
     for (; part < end; part++)
         sum = _mm512_mask_loadu_epi32(sum, part->lanes, map + part->to);
     return (vword)sum;
 }
 
-ALWAYS_INLINE void store_parts(const rows_part *part, const rows_part *end, vword sum, bool last, float *map) {
+ALWAYS_INLINE void store_parts(const rows_part *part, const rows_part *end, vword sum, bool last, float *map,
+                               const bool whole) {
     const __m512i v = last ? (__m512i)__builtin_convertvector(sum, vfloat) : (__m512i)sum;
+    if (whole) {
+        *(vword *)(map + part->to) = (vword)v;
+        return;
+    }
     for (; part < end; part++)
         _mm512_mask_storeu_epi32(map + part->to, part->lanes, v);
 }
@@ -182,8 +189,9 @@ ALWAYS_INLINE void add_multiples(vword *sum, const uint8_t *const *at, const int
     }
 }
 
-/* Both rows of a batch of filters at `columns` registers of pixels, a constant of the caller. */
-ALWAYS_INLINE void rows_tile(const rows_job *job, const int columns) {
+/* Both rows of a batch of filters at `columns` registers of pixels, a constant of the caller. `whole`: each is one whole
+ * register of a map. */
+ALWAYS_INLINE void rows_tile(const rows_job *job, const int columns, const bool whole) {
     vword sum[DOT_FILTERS * DOT_COLUMNS], other[DOT_FILTERS * DOT_COLUMNS];
     const int count = DOT_FILTERS * columns;
     UNROLL
@@ -194,8 +202,8 @@ ALWAYS_INLINE void rows_tile(const rows_job *job, const int columns) {
             sum[i] = (vword){0} + job->start[2 * f];
             other[i] = (vword){0} + job->start[2 * f + 1];
         } else {
-            sum[i] = load_parts(job->part[c], job->part_end[c], map);
-            other[i] = -load_parts(job->part[c], job->part_end[c], map + job->row_floats);
+            sum[i] = load_parts(job->part[c], job->part_end[c], map, whole);
+            other[i] = -load_parts(job->part[c], job->part_end[c], map + job->row_floats, whole);
         }
     }
     add_signed(sum, job->x[0], job->offset, job->steps, job->codes[0], columns);
@@ -209,15 +217,19 @@ ALWAYS_INLINE void rows_tile(const rows_job *job, const int columns) {
     for (int i = 0; i < count; i++) {
         const int f = i / columns, c = i % columns;
         float *map = job->map + f * job->map_floats;
-        store_parts(job->part[c], job->part_end[c], (other[i] + sum[i]) >> 1, job->last, map);
-        store_parts(job->part[c], job->part_end[c], (other[i] - sum[i]) >> 1, job->last, map + job->row_floats);
+        store_parts(job->part[c], job->part_end[c], (other[i] + sum[i]) >> 1, job->last, map, whole);
+        store_parts(job->part[c], job->part_end[c], (other[i] - sum[i]) >> 1, job->last, map + job->row_floats, whole);
     }
 }
 
-static NEVER_INLINE void rows_tile_1(const rows_job *job) { rows_tile(job, 1); }
-static NEVER_INLINE void rows_tile_2(const rows_job *job) { rows_tile(job, 2); }
-static NEVER_INLINE void rows_tile_3(const rows_job *job) { rows_tile(job, 3); }
-static void (*const rows_tiles[DOT_COLUMNS + 1])(const rows_job *) = {NULL, rows_tile_1, rows_tile_2, rows_tile_3};
+static NEVER_INLINE void rows_tile_1(const rows_job *job) { rows_tile(job, 1, false); }
+static NEVER_INLINE void rows_tile_2(const rows_job *job) { rows_tile(job, 2, false); }
+static NEVER_INLINE void rows_tile_3(const rows_job *job) { rows_tile(job, 3, false); }
+static NEVER_INLINE void whole_rows_tile_1(const rows_job *job) { rows_tile(job, 1, true); }
+static NEVER_INLINE void whole_rows_tile_2(const rows_job *job) { rows_tile(job, 2, true); }
+static NEVER_INLINE void whole_rows_tile_3(const rows_job *job) { rows_tile(job, 3, true); }
+static void (*const rows_tiles[2][DOT_COLUMNS + 1])(const rows_job *) = {
+    {NULL, rows_tile_1, rows_tile_2, rows_tile_3}, {NULL, whole_rows_tile_1, whole_rows_tile_2, whole_rows_tile_3}};
 
 static NEVER_INLINE void multiply_rows_chunk(const rows_plan *plan, int blocks, const rows_scratch *scratch, int bank,
                                              int chunk) {
@@ -254,7 +266,7 @@ static NEVER_INLINE void multiply_rows_chunk(const rows_plan *plan, int blocks, 
             job.codes[2] = job.codes[1] + factor_bytes;
             job.start = out->start + 2 * ((size_t)bank * out->batches * DOT_FILTERS + filter);
             job.map = scratch->dot.maps + filter * map_floats;
-            rows_tiles[count](&job);
+            rows_tiles[view->by_rows][count](&job);
         }
     }
 }

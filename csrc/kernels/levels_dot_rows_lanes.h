@@ -300,7 +300,7 @@ static NEVER_INLINE void store_few(const few_plan *plan, const vword *sums, cons
     map += lower ? rows->view.width : 0;
     UNROLL
     for (int f = 0; f < LANES; f++, map += map_floats)
-        store_parts(rows->parts + rows->part_begin[r], rows->parts + rows->part_begin[r + 1], v[f], true, map);
+        store_parts(rows->parts + rows->part_begin[r], rows->parts + rows->part_begin[r + 1], v[f], true, map, false);
 }
 
 /* Two registers of filters, `first` being the number of the first of their filters. */

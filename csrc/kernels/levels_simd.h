@@ -169,14 +169,18 @@ ALWAYS_INLINE void store_levels8(int8_t *p, float8 v, level_range to) {
 }
 #endif
 #if LANES >= 16
+/* Rounding is monotonic, so that the lowest level may come behind it, where four levels are as many as one: numbers below
+ * all integers become the least of them, and what is packed saturates. */
 ALWAYS_INLINE __m512i round16(float16 v, level_range to) {
-    const __m512 scaled = (__m512)(v * splat16(to.factor));
-    return _mm512_cvtps_epi32(
-        _mm512_max_ps(_mm512_min_ps(scaled, _mm512_set1_ps(to.highest)), _mm512_set1_ps(to.lowest)));
+    return _mm512_cvtps_epi32(_mm512_min_ps((__m512)(v * splat16(to.factor)), _mm512_set1_ps(to.highest)));
+}
+
+ALWAYS_INLINE __m128i lowest16(level_range to) {
+    return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_set1_ps(to.lowest)));
 }
 
 ALWAYS_INLINE void store_levels16(int8_t *p, float16 v, level_range to) {
-    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(round16(v, to)));
+    _mm_storeu_si128((__m128i *)p, _mm_max_epi8(_mm512_cvtsepi32_epi8(round16(v, to)), lowest16(to)));
 }
 
 /* Four registers to one of bytes: packed, fours of them lie in turns. */
@@ -184,7 +188,8 @@ ALWAYS_INLINE void store_levels64(int8_t *p, const float16 *v, level_range to) {
     const __m512i low = _mm512_packs_epi32(round16(v[0], to), round16(v[1], to));
     const __m512i high = _mm512_packs_epi32(round16(v[2], to), round16(v[3], to));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
+    const __m512i levels = _mm512_max_epi8(_mm512_packs_epi16(low, high), _mm512_broadcast_i32x4(lowest16(to)));
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, levels));
 }
 #endif
 #define vstore_levels PASTE(store_levels, LANES)

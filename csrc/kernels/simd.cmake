@@ -20,7 +20,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   subbit_row(sse2 SB_WITH_SSE2 -msse2)
   subbit_row(avx2 SB_WITH_AVX2 -mavx2 -mfma)
   subbit_row(avx512 SB_WITH_AVX512
-    -mavx512f -mavx512vl -mavx512bw -mavx512dq -mavx2 -mfma -mprefer-vector-width=512)
+    -mavx512f -mavx512vl -mavx512bw -mavx512dq -mavx2 -mfma -mprefer-vector-width=512 -mtune=icelake-server)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   subbit_row(neon SB_WITH_NEON)
 endif()
