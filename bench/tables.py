@@ -6,6 +6,7 @@ Documents own a table by `<!-- subbit:bench NAME -->` and `<!-- /subbit:bench --
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,12 @@ def machine(result: Json) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     limits = result["cases"][0]["limits"]
     rounds = [one["rounds"] for case in result["cases"] for one in case["settings"]]
+    apart = [case["avx2_limit"] for case in result["cases"] if "avx2_limit" in case]
+    narrow = f"With AVX2 that limit is {statistics.median(apart):.2f} times lower. " if apart else ""
     return (
         f"{about['cpu']}, kernels for {about['isa']}, one thread. Python {about['python']}, {versions}. One core "
         f"reaches {limits['multiply_adds'] / 1e9:.0f} GMAC/s with fp32 multiply-adds and "
-        f"{limits['look_ups'] / 1e9:.0f} with look-ups of ±1 sums. "
+        f"{limits['look_ups'] / 1e9:.0f} with look-ups of ±1 sums. {narrow}"
         f"{min(rounds)} to {max(rounds)} rounds; on a busy machine, or with few rounds, runs differ from "
         "each other by more than the quartiles within one.\n"
     )
