@@ -79,6 +79,18 @@ def test_latents_get_their_own_optimiser() -> None:
     assert all(group["momentum"] == 0.8 and group["nesterov"] for group in made.param_groups)
 
 
+def test_weights_of_layers_get_their_own_optimiser() -> None:
+    settings = tiny.settings(latent_optimizer="muon", weight_optimizer="muon")
+    made = optimizer(build_model(settings, 10, 1), settings)
+    assert isinstance(made, Several)
+    kinds = [(type(part), [group["name"] for group in part.param_groups]) for part in made.parts]
+    assert kinds == [(torch.optim.AdamW, ["selector", "norm"]), (Muon, ["weight", "latent"])]
+
+    dense = tiny.settings(method="dense", weight_optimizer="muon")
+    parts = optimizer(build_model(dense, 10, 1), dense).parts  # type: ignore[attr-defined]
+    assert [type(part) for part in parts] == [torch.optim.AdamW, Muon]
+
+
 def test_without_latents_there_is_one_optimiser() -> None:
     settings = tiny.settings(method="dense", latent_optimizer="muon")
     assert type(optimizer(build_model(settings, 10, 1), settings)) is torch.optim.AdamW

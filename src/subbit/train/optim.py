@@ -77,14 +77,13 @@ def _kind(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
 
 
 def optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """The optimiser of the settings; two in one where latents have their own."""
-    groups = parameter_groups(model, settings)
-    own = settings.latent_optimizer
-    latents = [group for group in groups if own and group["name"] == "latent"]
-    if not latents:
-        return _optimizer(settings.optimizer, groups, settings)
-    others = [group for group in groups if group["name"] != "latent"]
-    return Several([_optimizer(settings.optimizer, others, settings), _optimizer(own, latents, settings)])
+    """The optimiser of the settings; several in one where a kind of parameter has its own."""
+    own = {"latent": settings.latent_optimizer, "weight": settings.weight_optimizer}
+    by_name: dict[str, list[dict[str, Any]]] = {settings.optimizer: []}
+    for group in parameter_groups(model, settings):
+        by_name.setdefault(own.get(group["name"]) or settings.optimizer, []).append(group)
+    parts = [_optimizer(name, groups, settings) for name, groups in by_name.items() if groups]
+    return parts[0] if len(parts) == 1 else Several(parts)
 
 
 def _optimizer(name: str, groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:

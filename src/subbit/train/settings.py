@@ -87,6 +87,9 @@ class Settings:
     latent_optimizer: str = _value(
         "", "The same for the latents, where it is another.", choices=("", "sgd", "adam", "adamw", "muon")
     )
+    weight_optimizer: str = _value(
+        "", "The same for ordinary weights of layers.", choices=("", "sgd", "adam", "adamw", "muon")
+    )
     lr: float = _value(2e-3, "Highest learning rate.", positive=True)
     latent_lr: float = _value(1.0, "Rate of the latents, as a multiple of lr.", positive=True)
     selector_lr: float = _value(1.0, "Rate of what chooses and scales shared filters, likewise.", positive=True)
