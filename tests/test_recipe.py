@@ -82,6 +82,7 @@ def test_document_and_plot_show_the_kept_results() -> None:
         ("squares that are blanked\n  out cost {:.1f} points", "both-again", "both-cutout"),
         ("two from its network are {:.0f} points behind", "both-again", "both-from-dense"),
         ("gains {:.1f} points, little more than chance", "both-distilled", "both-again"),
+        ("a decay of 0.1 it is {:.1f} points ahead of SGD", "dense-muon-low", "dense"),
         ("a second seed lost {:.1f} points", "both", "both-seed"),
         ("by {:.1f} and ", "muon", "muon-again"),
         (" and {:.1f} points. What follows", "both", "both-again"),
