@@ -138,7 +138,7 @@ def run_case(case: Case, seconds: float, others: list[Contestant]) -> dict[str, 
         "bytes": len(data),
         **loading(data),
         **({"two_threads": two_threads(net, seconds)} if 32 in case.batches else {}),
-        **({"avx2_limit": limits_apart(net, second)} if second else {}),
+        **({"limit_over_avx2": limits_apart(net, second)} if second else {}),
         **{key: measured[key] for key in ("limits", "contestants", "settings", "skipped")},
     }
 

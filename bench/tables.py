@@ -117,8 +117,8 @@ def machine(result: Json) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     limits = result["cases"][0]["limits"]
     rounds = [one["rounds"] for case in result["cases"] for one in case["settings"]]
-    apart = [case["avx2_limit"] for case in result["cases"] if "avx2_limit" in case]
-    narrow = f"With AVX2 that limit is {statistics.median(apart):.2f} times lower. " if apart else ""
+    apart = [case["limit_over_avx2"] for case in result["cases"] if "limit_over_avx2" in case]
+    narrow = f"With AVX2 the latter is {statistics.median(apart):.2f} times lower. " if apart else ""
     return (
         f"{about['cpu']}, kernels for {about['isa']}, one thread. Python {about['python']}, {versions}. One core "
         f"reaches {limits['multiply_adds'] / 1e9:.0f} GMAC/s with fp32 multiply-adds and "

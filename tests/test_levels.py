@@ -76,6 +76,7 @@ WIDE = {
     "strided_units_beside_each_other": Case(8, (5, 601), 6, stride=(2, 2), blocks=2),
     "every_third_column_of_units": Case(4, (4, 800), 5, stride=(1, 3), padding=(0, 1, 2, 3)),
     "several_chunks": Case(520, (9, 9), 6, blocks=2, filters=5),
+    "several_chunks_of_whole_registers": Case(400, (6, 32), 6, blocks=2, filters=5),
     "one_row_of_pixels_in_chunks": Case(1028, (1, 40), 7, kernel=(1, 9), padding=(0, 0, 4, 4), filters=3),
     "units_of_rows": Case(48, (50, 32), 9, blocks=3, filters=13),
     "filters_of_one_block_only": Case(32, (10, 12), 9, blocks=2, filters=40),
@@ -339,6 +340,25 @@ def test_far_numbers_are_rounded_by_the_layer_that_makes_them(
         )
         program = Program((8, *size), tuple(ops))
         check_exactly(program, row, inputs(program) * np.float32(40 * step))
+
+
+@pytest.mark.parametrize("row", EVERY_ROW)
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("size", [(3, 3), (4, 16), (8, 32)], ids=str)
+def test_numbers_that_are_not_finite_are_rounded_behind_a_sum(size: tuple[int, int], signed: bool, row: str) -> None:
+    """A residual brings them to the layer that rounds: to the highest level, but for what is below all numbers."""
+    square, last = (r.Binary(np.ones((channels, 8, 1, 1), np.int8)) for channels in (8, 4))
+    ops = (
+        r.Conv(inputs=(0,), weight=square, levels=Levels(0.1, signed=True)),
+        r.Arithmetic(inputs=(1, 0), function="add"),
+        r.Conv(inputs=(2,), weight=last, levels=Levels(0.5, signed)),
+    )
+    program = Program((8, *size), ops)
+    x = inputs(program)
+    x.reshape(-1)[::5] = np.resize(
+        np.array([np.inf, -np.inf, np.nan, 1e30, -1e30], np.float32), x.reshape(-1)[::5].shape
+    )
+    check_exactly(program, row, x)
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)

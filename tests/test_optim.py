@@ -84,7 +84,7 @@ def test_weights_of_layers_get_their_own_optimiser() -> None:
     made = optimizer(build_model(settings, 10, 1), settings)
     assert isinstance(made, Several)
     kinds = [(type(part), [group["name"] for group in part.param_groups]) for part in made.parts]
-    assert kinds == [(torch.optim.AdamW, ["selector", "norm"]), (Muon, ["weight", "latent"])]
+    assert kinds == [(torch.optim.AdamW, ["selector", "norm"]), (Muon, ["latent"]), (Muon, ["weight"])]
 
     dense = tiny.settings(method="dense", weight_optimizer="muon")
     parts = optimizer(build_model(dense, 10, 1), dense).parts  # type: ignore[attr-defined]

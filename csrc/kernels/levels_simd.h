@@ -169,8 +169,8 @@ ALWAYS_INLINE void store_levels8(int8_t *p, float8 v, level_range to) {
 }
 #endif
 #if LANES >= 16
-/* Rounding is monotonic, so that the lowest level may come behind it, where four levels are as many as one: numbers below
- * all integers become the least of them, and what is packed saturates. */
+/* Rounding is monotonic, so that the lowest level may come behind it: of bytes, one maximum does for four registers. Numbers
+ * below all integers become the least of them, and what is packed saturates. */
 ALWAYS_INLINE __m512i round16(float16 v, level_range to) {
     return _mm512_cvtps_epi32(_mm512_min_ps((__m512)(v * splat16(to.factor)), _mm512_set1_ps(to.highest)));
 }

@@ -161,7 +161,7 @@ def _comparison(table: Table) -> list[tuple[str, list[str]]]:
     def paper(row: TableRow) -> str:
         column, found = table.spec.column, (baseline.published, row.published)
         numbers = [one.accuracy[column] for one in found if one and column in one.accuracy]
-        return f"{numbers[0] - numbers[1]:.2f}" if len(numbers) == 2 and row is not baseline else NONE
+        return f"{numbers[0] - numbers[1]:.2f}" if len(numbers) == 2 and found[0] is not found[1] else NONE
 
     def ours(row: TableRow) -> str:
         pair = None if row is baseline else _alike(baseline, row)

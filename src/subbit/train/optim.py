@@ -79,10 +79,11 @@ def _kind(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
 def optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """The optimiser of the settings; several in one where a kind of parameter has its own."""
     own = {"latent": settings.latent_optimizer, "weight": settings.weight_optimizer}
-    by_name: dict[str, list[dict[str, Any]]] = {settings.optimizer: []}
-    for group in parameter_groups(model, settings):
-        by_name.setdefault(own.get(group["name"]) or settings.optimizer, []).append(group)
-    parts = [_optimizer(name, groups, settings) for name, groups in by_name.items() if groups]
+    groups = parameter_groups(model, settings)
+    common = [group for group in groups if not own.get(group["name"])]
+    parts = [_optimizer(settings.optimizer, common, settings)] if common else []
+    for kind, name in own.items():  # the order is that of saved states
+        parts += [_optimizer(name, [group], settings) for group in groups if name and group["name"] == kind]
     return parts[0] if len(parts) == 1 else Several(parts)
 
 
