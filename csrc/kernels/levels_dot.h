@@ -173,7 +173,7 @@ static void stage_dot_plane(const sb_conv *conv, const dot_plan *plan, const dot
     top = top < rows ? top : rows;
     bottom = bottom < top || begin >= end ? top : bottom < rows ? bottom : rows;
     const size_t row_bytes = (size_t)plan->row_words * sizeof *to, margins = plan->x_units > 1 ? bottom - top : 0;
-    if (top + margins) /* mostly there are none, and a call takes as long as a row */
+    if (top + margins) /* mostly there are none */
         memset(to, raise[0], row_bytes * (top + margins));
     if (bottom < rows)
         memset(to + bottom * plan->row_words, raise[0], row_bytes * (rows - bottom));

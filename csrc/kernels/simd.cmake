@@ -16,7 +16,8 @@ function(subbit_row row definition)
 endfunction()
 
 target_sources(subbit_core PRIVATE kernels/table_plan.c)
-# AVX-512 is scheduled for the processors that brought VNNI: some percent for its kernels (gcc 12). The other rows gained nothing.
+# AVX-512 is scheduled for the processors that brought VNNI: some percent for its kernels (gcc 12). AVX2 gained nothing
+# from the schedule of Haswell.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   subbit_row(sse2 SB_WITH_SSE2 -msse2)
   subbit_row(avx2 SB_WITH_AVX2 -mavx2 -mfma)
