@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from subbit.errors import ConfigError, ModelError
-from subbit.methods import small_maps
+from subbit.methods import quick
 from subbit.nn.estimators import clipped, estimator
 from subbit.records import Weight
 
@@ -242,23 +242,18 @@ class CompressedLayer(nn.Module):
         groups = self.groups if groups is None else groups
         padding = self.padding
         if self.padding_mode != "zeros":
-            amounts = [amount for pads in reversed(self._pads()) for amount in pads]  # the last dimension first
+            amounts = [amount for pads in reversed(self.pads()) for amount in pads]  # the last dimension first
             x = F.pad(x, amounts, mode=self.padding_mode)
             padding = (0,) * len(self.kernel_size)
-        elif groups == 1 and x.shape[1] == weight.shape[1] and small_maps.pays(x, weight.shape):
-            return small_maps.convolution(x, weight, bias, self.stride, self._pads(), self.dilation)
+        elif groups == 1:
+            quickly = quick.convolution(x, weight, bias, self.stride, self.pads(), self.dilation, self.training)
+            if quickly is not None:
+                return quickly
         return _CONVOLUTIONS[self.kind](x, weight, bias, self.stride, padding, self.dilation, groups)
 
-    def _pads(self) -> list[tuple[int, int]]:
+    def pads(self) -> list[tuple[int, int]]:
         """Padding before and behind, of each dimension."""
-        pads: list[tuple[int, int]] = []
-        for i in range(len(self.kernel_size)):
-            if isinstance(self.padding, str):  # "same" puts the odd one behind, as PyTorch does
-                total = self.dilation[i] * (self.kernel_size[i] - 1) if self.padding == "same" else 0
-                pads.append((total // 2, total - total // 2))
-            else:
-                pads.append((self.padding[i], self.padding[i]))
-        return pads
+        return quick.pads(self.padding, self.kernel_size, self.dilation)
 
     def extra_repr(self) -> str:
         if self.kind == "linear":

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subbit.errors import ConfigError, ModelError
-from subbit.methods import small_maps
+from subbit.methods import small_maps, winograd
 from subbit.methods.base import CompressedLayer, Method, check_choice
 from subbit.records import Stacked, Weight
 from subbit.selection import fixed_selection
@@ -242,6 +242,12 @@ class StackedLayer(CompressedLayer):
         if x.shape[1] == copies * self.depth and small_maps.pays(x, bank.shape):
             features = self.plain(x.reshape(-1, self.depth, *x.shape[2:]), bank, groups=1)
             return self._merged(features.reshape(-1, copies * self.filters, *features.shape[2:]), merge)
+        if self._filters_minimally(x, bank):
+            # (N, k·s, H, W) -> (H, W, N·k, s) -> (H', W', N·k, m) -> (H', W', N, c_out)
+            blocks = x.permute(2, 3, 0, 1).reshape(*x.shape[2:], -1, self.depth)
+            features = winograd.pixels_first(blocks, bank, self.pads())
+            merged = F.linear(features.reshape(*features.shape[:2], len(x), -1), merge, self.bias)
+            return merged.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
         repeated = bank.repeat(copies, *[1] * (bank.ndim - 1))
         by_product = _is_channels_last(x) and self.groups == 1
         if by_product and x.device.type == "cpu" and x.shape[2] * x.shape[3] <= _SMALL_IMAGE:
@@ -252,6 +258,11 @@ class StackedLayer(CompressedLayer):
         if by_product:  # the channels lie together: the merge is a matrix product, and stays channels-last
             return F.linear(features.permute(0, 2, 3, 1), merge, self.bias).permute(0, 3, 1, 2)
         return self._merged(features, merge)
+
+    def _filters_minimally(self, x: Tensor, bank: Tensor) -> bool:
+        fits = self.training and self.groups == 1 and self.kind == "conv2d" and self.padding_mode == "zeros"
+        fits = fits and x.ndim == 4 and x.shape[1] == self.blocks * self.depth
+        return fits and winograd.pays(x, bank, self.stride, self.pads(), self.dilation)
 
     def _merged(self, features: Tensor, merge: Tensor) -> Tensor:
         """Features (N, g·k·m, …) merged by a 1×1 convolution with P."""

@@ -25,7 +25,7 @@ from torch import nn
 from subbit import data as datasets
 from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError, TrainingError
-from subbit.train import checkpoint, norm
+from subbit.train import checkpoint, convolutions, norm
 from subbit.train.batches import Batches
 from subbit.train.build import MODEL_FILE, build_model, packed_start, save_run
 from subbit.train.evaluate import accuracy, reestimate_batchnorm
@@ -205,6 +205,7 @@ class _Run(Callback):
         self.lap_input = 0.0
         if trainer.world_size > 1 and self.learner.device.type == "cpu":
             norm.synchronise(self.learner.model)
+        convolutions.quicken(self.learner.model)
         if self.writes:
             self.watch = Watch(self.learner.model)
             self.logs = Logs(self.out, self.learner.done)
@@ -239,6 +240,7 @@ class _Run(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         norm.separate(self.learner.model)
+        convolutions.restore(self.learner.model)
         if self.writes and self.learner.epoch == self.settings.epochs:
             self.live.close()
             self.logs.close()
