@@ -183,6 +183,9 @@ CASES = {
     "depthwise_multiplier": Case(5, (9, 9), 15, groups=5),
     "strips_of_rows": Case(9, (20, 19), 13, padding=(1, 1, 0, 2), dilation=(1, 2)),
     "strips_in_bands": Case(6, (72, 35), 14, kernel=(4, 3), padding=(2, 1, 1, 1), groups=2),
+    "strips_of_two_registers": Case(3, (16, 32), 14),
+    "strips_of_three_registers": Case(3, (16, 48), 13),
+    "strips_of_four_rows_of_taps": Case(3, (64, 64), 8, kernel=(7, 7), stride=(2, 2), padding=(3, 3, 3, 3)),
     "strips_of_every_third_row": Case(4, (59, 30), 7, kernel=(10, 2), stride=(3, 2), padding=(4, 4, 0, 1)),
 }  # fmt: skip
 

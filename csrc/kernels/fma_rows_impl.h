@@ -242,17 +242,25 @@ static NEVER_INLINE void build_strip_sides(const sb_conv *conv, const strip_plan
 /* --------------------------------------------------------------------------------------------- multiply */
 
 /* Rows of a strip from the sums of its sides; points 0, 1 and -1 come first, infinity last. */
+ALWAYS_INLINE void make_strip(const strip_matrices *matrices, const vfloat *m, vfloat *row, const int count) {
+    enum { TILE = FLAT_FILTERS * FLAT_REGISTERS };
+    const vfloat even = m[TILE] + m[2 * TILE], odd = m[TILE] - m[2 * TILE];
+    row[0] = m[0] + even;
+    row[1] = odd;
+    row[2] = even;
+    row[3] = odd + m[(count - 1) * TILE];
+    UNROLL
+    for (int side = 3; side < count - 1; side++)
+        UNROLL
+        for (int i = 0; i < STRIP; i++)
+            row[i] += matrices->power[i][side] * m[side * TILE];
+}
+
 ALWAYS_INLINE void make_rows(const strip_matrices *matrices, const vfloat *sums, vfloat *rows, const int count) {
     enum { TILE = FLAT_FILTERS * FLAT_REGISTERS };
     for (int at = 0; at < TILE; at++) {
-        const vfloat *m = sums + at;
-        const vfloat even = m[TILE] + m[2 * TILE], odd = m[TILE] - m[2 * TILE];
-        vfloat row[STRIP] = {m[0] + even, odd, even, odd + m[(count - 1) * TILE]};
-        UNROLL
-        for (int side = 3; side < count - 1; side++)
-            UNROLL
-            for (int i = 0; i < STRIP; i++)
-                row[i] += matrices->power[i][side] * m[side * TILE];
+        vfloat row[STRIP];
+        make_strip(matrices, sums + at, row, count);
         UNROLL
         for (int i = 0; i < STRIP; i++)
             rows[i * TILE + at] = row[i];
@@ -266,6 +274,82 @@ static NEVER_INLINE void make_rows_7(const strip_matrices *matrices, const vfloa
     make_rows(matrices, sums, rows, STRIP_SIDES);
 }
 
+/* Levels of a strip at two registers of pixels: side by side in each row, or not. */
+ALWAYS_INLINE void write_strip_levels(vfloat v[2][STRIP], int8_t *first, int8_t *second, size_t row, level_range to) {
+#if LANES == 16
+    if (second == first + LANES) {
+        UNROLL
+        for (int i = 0; i < STRIP; i += 2, first += 2 * row) {
+            const vfloat rows[4] = {v[0][i], v[1][i], v[0][i + 1], v[1][i + 1]};
+            const __m512i levels = pack_levels64(rows, to);
+            _mm256_storeu_si256((__m256i *)first, _mm512_castsi512_si256(levels));
+            _mm256_storeu_si256((__m256i *)(first + row), _mm512_extracti64x4_epi64(levels, 1));
+        }
+        return;
+    }
+#endif
+    UNROLL
+    for (int i = 0; i < STRIP; i++, first += row, second += row) {
+        vstore_levels(first, v[0][i], to);
+        vstore_levels(second, v[1][i], to);
+    }
+}
+
+/* From the sums of the sides to the output, for tiles of whole registers to which nothing is added: rows are never in memory
+ * between. `count`, `floats` and `levels` are constants of the caller. */
+ALWAYS_INLINE void write_strips(const strip_matrices *matrices, const vfloat *sums, const flat_finish *finish,
+                                const flat_scratch *scratch, size_t t, int channels, const flat_vector *vectors, size_t row,
+                                const int count, const bool floats, const bool levels) {
+    const flat_finish local = *finish;
+    const strip_matrices constants = *matrices;
+    size_t at[FLAT_REGISTERS];
+    UNROLL
+    for (int r = 0; r < FLAT_REGISTERS; r++)
+        at[r] = t * local.plane + scratch->parts[vectors[r].first_part].pixel - local.skipped;
+    for (int c = 0; c < channels; c++) {
+        const vfloat scale = vsplat(local.scale ? local.scale[t + c] : 1.0f);
+        const vfloat shift = vsplat(local.shift ? local.shift[t + c] : 0.0f);
+        UNROLL
+        for (int r = 0; r < FLAT_REGISTERS; r += 2, sums += 2) {
+            vfloat v[2][STRIP];
+            UNROLL
+            for (int side = 0; side < 2; side++) {
+                make_strip(&constants, sums + side, v[side], count);
+                UNROLL
+                for (int i = 0; i < STRIP; i++) {
+                    v[side][i] = vlimit(v[side][i] * scale + shift, local.range);
+                    if (floats)
+                        vstore(local.out + at[r + side] + i * row, v[side][i]);
+                }
+            }
+            if (levels)
+                write_strip_levels(v, local.levels + at[r], local.levels + at[r + 1], row, local.to);
+            at[r] += local.plane;
+            at[r + 1] += local.plane;
+        }
+    }
+}
+
+typedef void write_strips_function(const strip_matrices *matrices, const vfloat *sums, const flat_finish *finish,
+                                   const flat_scratch *scratch, size_t t, int channels, const flat_vector *vectors, size_t row);
+#define WRITE_STRIPS(name, count, floats, levels) \
+    static NEVER_INLINE void name(const strip_matrices *matrices, const vfloat *sums, const flat_finish *finish, \
+                                  const flat_scratch *scratch, size_t t, int channels, const flat_vector *vectors, size_t row) { \
+        write_strips(matrices, sums, finish, scratch, t, channels, vectors, row, count, floats, levels); \
+    }
+WRITE_STRIPS(write_strip_floats_6, STRIP_SIDES - 1, true, false)
+WRITE_STRIPS(write_strip_floats_7, STRIP_SIDES, true, false)
+WRITE_STRIPS(write_strip_levels_6, STRIP_SIDES - 1, false, true)
+WRITE_STRIPS(write_strip_levels_7, STRIP_SIDES, false, true)
+WRITE_STRIPS(write_strip_both_6, STRIP_SIDES - 1, true, true)
+WRITE_STRIPS(write_strip_both_7, STRIP_SIDES, true, true)
+#undef WRITE_STRIPS
+/* [all sides][floats][levels] */
+static write_strips_function *const strip_writers[2][2][2] = {
+    {{NULL, write_strip_levels_6}, {write_strip_floats_6, write_strip_both_6}},
+    {{NULL, write_strip_levels_7}, {write_strip_floats_7, write_strip_both_7}},
+};
+
 /* One batch of filters at one tile of pixels of strips, from `first` on. */
 static void multiply_strips(const sb_conv *conv, const strip_plan *plan, const strip_scratch *scratch, const float *weights,
                             int group, int batch, int first, const flat_finish *finish) {
@@ -273,12 +357,20 @@ static void multiply_strips(const sb_conv *conv, const strip_plan *plan, const s
     const flat_vector *vectors = scratch->flat.vectors + first;
     const int left = scratch->flat.vectors_count - first, count = left < FLAT_REGISTERS ? left : FLAT_REGISTERS;
     const size_t floats = strip_batch_floats(conv, plan);
-    vfloat *rows = scratch->sums + plan->count * TILE;
+    const bool all_sides = plan->count == STRIP_SIDES;
     weights += batch * floats;
     for (int side = 0; side < plan->count; side++)
         sum_tile(&plan->sides, scratch->sides + (size_t)side * plan->sides.plane_floats, scratch->flat.tap_offset, plan->steps,
                  conv->weight.depth, vectors, weights + side * (floats / plan->count), scratch->sums + side * TILE);
-    (plan->count == STRIP_SIDES ? make_rows_7 : make_rows_6)(conv->prepared, scratch->sums, rows);
+    if (!finish->added && is_whole_tile(vectors, count)) {
+        const int per_group = filters_per_group(conv), rest = per_group - batch * FLAT_FILTERS;
+        strip_writers[all_sides][finish->out != NULL][finish->levels != NULL](
+            conv->prepared, scratch->sums, finish, &scratch->flat, (size_t)group * per_group + batch * FLAT_FILTERS,
+            rest < FLAT_FILTERS ? rest : FLAT_FILTERS, vectors, (size_t)conv->out_width);
+        return;
+    }
+    vfloat *rows = scratch->sums + plan->count * TILE;
+    (all_sides ? make_rows_7 : make_rows_6)(conv->prepared, scratch->sums, rows);
     for (int i = 0; i < STRIP; i++)
         write_batch(conv, &scratch->flat, group, batch, vectors, count, rows + i * TILE, &finish[i]);
 }

@@ -184,13 +184,15 @@ ALWAYS_INLINE void store_levels16(int8_t *p, float16 v, level_range to) {
 }
 
 /* Four registers to one of bytes: packed, fours of them lie in turns. */
-ALWAYS_INLINE void store_levels64(int8_t *p, const float16 *v, level_range to) {
+ALWAYS_INLINE __m512i pack_levels64(const float16 *v, level_range to) {
     const __m512i low = _mm512_packs_epi32(round16(v[0], to), round16(v[1], to));
     const __m512i high = _mm512_packs_epi32(round16(v[2], to), round16(v[3], to));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i levels = _mm512_max_epi8(_mm512_packs_epi16(low, high), _mm512_broadcast_i32x4(lowest16(to)));
-    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, levels));
+    return _mm512_permutexvar_epi32(order, levels);
 }
+
+ALWAYS_INLINE void store_levels64(int8_t *p, const float16 *v, level_range to) { _mm512_storeu_si512(p, pack_levels64(v, to)); }
 #endif
 #define vstore_levels PASTE(store_levels, LANES)
 
