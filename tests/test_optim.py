@@ -182,3 +182,14 @@ def test_whitening_fills_the_first_convolution_and_freezes_it() -> None:
 def test_whitening_of_a_network_without_convolution() -> None:
     with pytest.raises(ConfigError, match="first layer is a plain convolution"):
         whiten_first(nn.Linear(3, 3), tiny.digits())
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 32), (32, 4)], ids=["square", "wide", "high"])
+def test_muon_takes_the_momentum_of_dead_units_for_zero(shape: tuple[int, int]) -> None:
+    """It shrinks by a tenth in every step, and would otherwise end among numbers that slow a processor down."""
+    torch.manual_seed(0)
+    alive = torch.randn(shape)
+    alive[1::2] = 0
+    dying = alive.clone()
+    dying[1::2] = 1e-38 * torch.rand_like(dying[1::2])
+    assert torch.equal(orthogonal(dying), orthogonal(alive))
