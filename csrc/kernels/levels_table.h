@@ -256,7 +256,7 @@ ALWAYS_INLINE vshort look_up_levels_shift(vshort sum, vshort other, const table_
     return vectors == 1 ? shift_row_of_shorts(sum, step, job->narrow) : shift_shorts(sum, other, step->select_short, step->lanes);
 }
 
-ALWAYS_INLINE void look_up_levels_add(const look_up_job *job, size_t place, vshort sum) {
+ALWAYS_INLINE void add_level_sum(const look_up_job *job, size_t place, vshort sum) {
     vshort *span = (vshort *)(job->span + place);
     if (!job->span_begins)
         sum += *span;
@@ -275,6 +275,13 @@ ALWAYS_INLINE void look_up_levels_add(const look_up_job *job, size_t place, vsho
         else
             *(vword *)map = wide;
     }
+}
+
+ALWAYS_INLINE void look_up_levels_add(const look_up_job *job, size_t place, const vshort *sum, const int count) {
+    const look_up_job local = *job; /* a vector that is stored might be part of the original */
+    UNROLL
+    for (int i = 0; i < count; i++)
+        add_level_sum(&local, place + (size_t)i * SHORTS, sum[i]);
 }
 
 ALWAYS_INLINE vshort look_up_levels_factor(uint64_t word, const int entries) {

@@ -108,9 +108,16 @@ ALWAYS_INLINE vfloat look_up_floats_shift(vfloat sum, vfloat other, const table_
     return shift_lanes(sum, other, step->select, step->lanes);
 }
 
-ALWAYS_INLINE void look_up_floats_add(const look_up_job *job, size_t place, vfloat sum) {
-    float *map = job->maps + place;
-    *(vfloat *)map = sum + (job->first ? (vfloat){0} : *(const vfloat *)map);
+ALWAYS_INLINE void look_up_floats_add(const look_up_job *job, size_t place, const vfloat *sum, const int count) {
+    vfloat *map = (vfloat *)(job->maps + place);
+    if (job->first)
+        UNROLL
+        for (int i = 0; i < count; i++)
+            map[i] = sum[i];
+    else
+        UNROLL
+        for (int i = 0; i < count; i++)
+            map[i] += sum[i];
 }
 
 /* +1, and -1 as far behind it as the highest bit of a code is worth in the offset of an entry, for every kind of tuple. */

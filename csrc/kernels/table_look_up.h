@@ -87,10 +87,7 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
                 sum[i] += parked[i];
     }
 
-    const size_t first = (size_t)position * registers * SUM_LANES;
-    UNROLL
-    for (int i = 0; i < filters * registers; i++)
-        LOOK_UP(_add)(job, first + i * SUM_LANES, sum[i]);
+    LOOK_UP(_add)(job, (size_t)position * registers * SUM_LANES, sum, filters * registers);
 }
 
 /* Blocks of few registers take several filters at once, up to as many as have their addresses in registers. The last ones are

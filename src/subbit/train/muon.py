@@ -22,8 +22,8 @@ _STEPS = 5
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # of the odd polynomial a·x + b·x³ + c·x⁵, which lifts small x fastest
 
 
-# Beside a matrix of norm 1 nothing: five steps lift it to a millionth at most. The momentum of a unit that has died shrinks
-# for ever, and products with numbers too small for the usual format take processors a hundred times as long.
+# Beside a matrix of norm 1 nothing: five steps lift it to a millionth at most. The momentum of a unit that has died
+# shrinks for ever, and products with numbers too small for the usual format take processors a hundred times as long.
 _NOTHING = 1e-10
 
 
