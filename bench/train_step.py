@@ -3,8 +3,8 @@
     python -m bench.train_step            writes bench/results/train_step.json
     python -m bench.train_step --quick    small batch, few rounds, writes nothing
 
-A step is forward, loss, backward and SGD with momentum on a random batch, with convolutions as `fit` has them; the dense
-network is there with PyTorch's own as well. The networks take turns (one step of each, again and again), so that
+A step is forward, loss, backward and SGD with momentum on a random batch, with convolutions as `fit` has them; the
+dense network is there with PyTorch's own as well. The networks take turns (one step of each, again and again), so that
 whatever else the machine does hits all of them alike; the median step counts. Memory formats are measured for both
 sides and each network is credited with its faster one.
 
