@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subbit.methods import BWN, SLBF, quick, small_maps, winograd
-from subbit.train import convolutions
+from subbit.train import convolutions, fit, runner
+from tests import tiny
 
 # Height, width and (before, behind) of both: every tile of 2, 3 and 4 outputs, whole and cut, one and several of them.
 MAPS: dict[str, tuple[int, int, list[tuple[int, int]]]] = {
@@ -119,6 +121,8 @@ def test_layers_it_is_meant_for() -> None:
     assert [pays(512, 512, 4), pays(256, 256, 8), pays(128, 128, 16), pays(256, 128, 4)] == [True] * 4
     assert [pays(64, 64, 32), pays(3, 64, 32), pays(16, 16, 8), pays(512, 512, 4, images=0)] == [False] * 4
     assert not pays(512, 512, 4, images=1)  # bringing the filters to the points would take longer
+    assert pays(512, 512, 14, images=16)  # they are brought there once for all tiles of a map
+    assert not pays(512, 512, 56)  # sums over pixels are products with matrices of that size
 
 
 def test_second_derivatives() -> None:
@@ -162,3 +166,45 @@ def test_same_padding_has_the_odd_one_behind() -> None:
     assert quick.pads("same", (3, 4), (1, 1)) == [(1, 1), (1, 2)]
     assert quick.pads("valid", (3, 4), (1, 1)) == [(0, 0), (0, 0)]
     assert quick.pads((1, 2), (3, 4), (1, 1)) == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("method", [SLBF(f1=1 / 2, f2=1 / 2, form="feature"), BWN(), None], ids=str)
+def test_memory_formats_are_those_of_a_plain_convolution(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models may flatten by `view`, which wants contiguous memory."""
+    spy = always(monkeypatch)
+    plain = nn.Conv2d(8, 12, 3, padding=1)
+    layer: nn.Module = plain if method is None else method.layer(plain)
+    convolutions.quicken(layer)
+    x = torch.randn(4, 8, 8, 8)
+    assert F.max_pool2d(layer(x).relu(), 2).view(4, -1).shape == (4, 12 * 16)
+    assert layer(x.contiguous(memory_format=torch.channels_last)).is_contiguous(memory_format=torch.channels_last)
+    assert spy.call_count == 2
+
+
+def test_a_forward_of_its_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Conv2d(8, 8, 3)
+    layer.forward = own = Mock(return_value=torch.zeros(1))  # type: ignore[method-assign]
+    convolutions.quicken(layer)
+    convolutions.restore(layer)
+    assert layer.forward is own
+    quickened = nn.Conv2d(8, 8, 3)
+    convolutions.quicken(quickened)
+    assert quickened(input=torch.zeros(1, 8, 4, 4)).shape == (1, 8, 2, 2)
+
+
+def test_fit_quickens_and_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain convolutions compute this way in every step, and as PyTorch does when the network is judged."""
+    calls: list[bool] = []
+    quickened: list[bool] = []
+    measure = runner.accuracy
+
+    def judge(model: nn.Module, *rest: Any, **options: Any) -> float:
+        quickened.append(any("forward" in vars(module) for module in model.modules()))
+        return measure(model, *rest, **options)
+
+    monkeypatch.setattr(quick, "convolution", lambda x, weight, *rest: calls.append(torch.is_grad_enabled()))
+    monkeypatch.setattr(runner, "accuracy", judge)
+    fit(tiny.settings(method="dense", epochs=1), out=tmp_path / "run", data=tiny.digits())
+    assert calls
+    assert all(calls)
+    assert quickened == [False]

@@ -10,8 +10,8 @@
 #define AT_LEAST PASTE(at_least, WIDTH)
 #define AT_MOST PASTE(at_most, WIDTH)
 
-/* `count` pieces of every channel of a group, from piece `first` on; successive pieces of a map are LANES apart. Whatever the
- * loop reads is a local copy: for all that the compiler knows, a vector that is stored may be part of anything in memory. */
+/* `count` pieces of every channel of a group, from piece `first` on; successive pieces of a map are LANES apart. The loop has
+ * local copies of pointers and pieces: for all that the compiler knows, a vector that is stored may be part of anything else. */
 ALWAYS_INLINE void PASTE(merge_pieces, WIDTH)(const merge_job *job, int first, const int count, const bool whole) {
     const sb_conv *conv = job->conv;
     const sb_weight *weight = &conv->weight;

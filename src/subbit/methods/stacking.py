@@ -247,7 +247,7 @@ class StackedLayer(CompressedLayer):
             blocks = x.permute(2, 3, 0, 1).reshape(*x.shape[2:], -1, self.depth)
             features = winograd.pixels_first(blocks, bank, self.pads())
             merged = F.linear(features.reshape(*features.shape[:2], len(x), -1), merge, self.bias)
-            return merged.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
+            return winograd.images_first(merged, x, bank)
         repeated = bank.repeat(copies, *[1] * (bank.ndim - 1))
         by_product = _is_channels_last(x) and self.groups == 1
         if by_product and x.device.type == "cpu" and x.shape[2] * x.shape[3] <= _SMALL_IMAGE:

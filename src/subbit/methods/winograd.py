@@ -1,4 +1,4 @@
-"""3×3 convolutions on small maps with a third to a quarter of the multiplications, for training on CPUs.
+"""3×3 convolutions on small maps with a quarter to a half of the multiplications, for training on CPUs.
 
 Minimal filtering after Winograd and Toom–Cook: m outputs of a filter of three taps need n = m + 2 products, not 3·m,
 
@@ -9,7 +9,7 @@ batch is one matrix product over channels, and what stands before and behind it 
 as well. All of it is made of differentiable operations, so that the gradients save as much as the forward.
 
 Sums and differences weigh roundings more than a plain convolution does: results agree to some 1e-5 of the largest. So
-layers compute this way only while they train; what is verified, measured and packed comes from plain convolutions.
+layers compute this way only while they train, and only where gradients are wanted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor
 
 _POINTS = (0, 1, -1, 2, -2)  # at which polynomials are evaluated, and infinity; further ones would cost accuracy
 _TILES = (2, 3, 4)  # outputs m of a tile
+_LARGEST = 32  # sides of a map: the sums over pixels are products with matrices of its size
 
 # What a number costs that is brought to the points and back, in multiply-adds of a convolution, forwards and backwards
 # together: of the maps, and of the filters. From layers of 64 to 512 channels on 2×2 to 32×32, AVX-512, two threads.
@@ -46,21 +47,29 @@ def pays(
     if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return False
     sizes = [size + sum(pads) - 2 for size, pads in zip(x.shape[2:], padding, strict=True)]
-    if min(sizes) < 1:
+    if min(sizes) < 1 or max(*x.shape[2:], *sizes) > _LARGEST:
         return False
     filters, depth = weight.shape[:2]
     images = x.shape[0] * x.shape[1] // depth
-    points = math.prod(_points(size, _tile(size)) for size in sizes)
-    around = points * (_MAP_COST * images * (depth + filters) + _FILTER_COST * depth * filters)
+    points = math.prod(_points(size, _tile(size)) for size in sizes)  # of all tiles
+    filter_points = math.prod(_tile(size) + 2 for size in sizes)
+    around = _MAP_COST * points * images * (depth + filters) + _FILTER_COST * filter_points * depth * filters
     return around < (9 * math.prod(sizes) - points) * images * depth * filters
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[tuple[int, int]]) -> Tensor:
     """`x` (N, c_in, H, W) with `weight` (c_out, c_in, 3, 3); `padding` is (before, behind) of height and width."""
     result = pixels_first(x.permute(2, 3, 0, 1), weight, padding)
-    if bias is not None:
-        result = result + bias
-    return result.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
+    return images_first(result if bias is None else result + bias, x, weight)
+
+
+def images_first(result: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """(H', W', N, c_out) as (N, c_out, H', W'), in the memory format that PyTorch's convolution would give."""
+    channels_last = any(
+        tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous() for tensor in (x, weight)
+    )
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    return result.permute(2, 3, 0, 1).contiguous(memory_format=form)
 
 
 def pixels_first(x: Tensor, weight: Tensor, padding: Sequence[tuple[int, int]]) -> Tensor:

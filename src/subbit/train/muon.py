@@ -22,9 +22,9 @@ _STEPS = 5
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # of the odd polynomial a·x + b·x³ + c·x⁵, which lifts small x fastest
 
 
-# Beside a matrix of norm 1 nothing: five steps lift it to a millionth at most. The momentum of a unit that has died
-# shrinks for ever, and products with numbers too small for the usual format take processors a hundred times as long.
-_NOTHING = 1e-10
+# The momentum of a unit that has died shrinks to numbers too small for the usual format, with which processors take a
+# hundred times as long. Beside a matrix of norm 1, five steps lift this one to a millionth at most; and alone:
+_NOTHING, _NO_MOMENTUM = 1e-10, 1e-30
 
 
 class Muon(torch.optim.Optimizer):
@@ -59,6 +59,7 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         momentum: Tensor = state["momentum"]
         momentum.lerp_(gradient, 1 - group["momentum"])
+        momentum.copy_(F.hardshrink(momentum, _NO_MOMENTUM))
         wanted = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
         matrix = wanted.reshape(len(wanted), -1)
         step = orthogonal(matrix) * math.sqrt(max(matrix.shape))

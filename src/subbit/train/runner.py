@@ -163,8 +163,15 @@ class _Run(Callback):
             raise TrainingError(f"{error}. {self._last_good()}") from error
         except MisconfigurationException as error:
             raise _does_not_fit(error) from error
+        finally:
+            self._restore_modules()  # a run that failed, too
         if self.trainer.interrupted:
             raise KeyboardInterrupt
+
+    def _restore_modules(self) -> None:
+        """The modules compute again as those of any other program."""
+        norm.separate(self.learner.model)
+        convolutions.restore(self.learner.model)
 
     def _trainer(self, epochs: int) -> Trainer:
         settings = self.settings
@@ -239,8 +246,7 @@ class _Run(Callback):
             self.save()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        norm.separate(self.learner.model)
-        convolutions.restore(self.learner.model)
+        self._restore_modules()
         if self.writes and self.learner.epoch == self.settings.epochs:
             self.live.close()
             self.logs.close()
