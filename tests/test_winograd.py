@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from subbit.methods import BWN, SLBF, quick, small_maps, winograd
 from subbit.train import convolutions, fit, runner
+from subbit.train.evaluate import accuracy
 from tests import tiny
 
 # Height, width and (before, behind) of both: every tile of 2, 3 and 4 outputs, whole and cut, one and several of them.
@@ -196,11 +197,10 @@ def test_fit_quickens_and_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Plain convolutions compute this way in every step, and as PyTorch does when the network is judged."""
     calls: list[bool] = []
     quickened: list[bool] = []
-    measure = runner.accuracy
 
     def judge(model: nn.Module, *rest: Any, **options: Any) -> float:
         quickened.append(any("forward" in vars(module) for module in model.modules()))
-        return measure(model, *rest, **options)
+        return accuracy(model, *rest, **options)
 
     monkeypatch.setattr(quick, "convolution", lambda x, weight, *rest: calls.append(torch.is_grad_enabled()))
     monkeypatch.setattr(runner, "accuracy", judge)
