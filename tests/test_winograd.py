@@ -182,7 +182,7 @@ def test_memory_formats_are_those_of_a_plain_convolution(method: Any, monkeypatc
     assert spy.call_count == 2
 
 
-def test_a_forward_of_its_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_of_its_own_stays() -> None:
     layer = nn.Conv2d(8, 8, 3)
     layer.forward = own = Mock(return_value=torch.zeros(1))  # type: ignore[method-assign]
     convolutions.quicken(layer)

@@ -249,7 +249,7 @@ class StackedLayer(CompressedLayer):
             merged = F.linear(features.reshape(*features.shape[:2], len(x), -1), merge, self.bias)
             return winograd.images_first(merged, x, bank)
         repeated = bank.repeat(copies, *[1] * (bank.ndim - 1))
-        by_product = _is_channels_last(x) and self.groups == 1
+        by_product = winograd.is_channels_last(x) and self.groups == 1
         if by_product and x.device.type == "cpu" and x.shape[2] * x.shape[3] <= _SMALL_IMAGE:
             x = x.contiguous()
         elif by_product:
@@ -284,10 +284,6 @@ class StackedLayer(CompressedLayer):
     def chosen_scale(self, index: Tensor) -> Tensor:
         """The non-zeros of P, (c_out, k)."""
         return self.stacking(index).gather(2, index.unsqueeze(2)).squeeze(2)
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 class _Stack(torch.autograd.Function):

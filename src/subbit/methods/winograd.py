@@ -63,12 +63,13 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequenc
     return images_first(result if bias is None else result + bias, x, weight)
 
 
+def is_channels_last(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
 def images_first(result: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """(H', W', N, c_out) as (N, c_out, H', W'), in the memory format that PyTorch's convolution would give."""
-    channels_last = any(
-        tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous() for tensor in (x, weight)
-    )
-    form = torch.channels_last if channels_last else torch.contiguous_format
+    form = torch.channels_last if is_channels_last(x) or is_channels_last(weight) else torch.contiguous_format
     return result.permute(2, 3, 0, 1).contiguous(memory_format=form)
 
 
