@@ -35,6 +35,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> Mock:
     monkeypatch.setattr(winograd, "pixels_first", spy)
     monkeypatch.setattr(winograd, "_MAP_COST", 0)
     monkeypatch.setattr(winograd, "_FILTER_COST", 0)
+    monkeypatch.setattr(winograd, "_LARGEST", 32)
     monkeypatch.setattr(small_maps, "pays", lambda *args: False)
     return spy
 
@@ -114,7 +115,16 @@ def test_autocast_has_plain_convolutions(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not spy.called
 
 
-def test_layers_it_is_meant_for() -> None:
+# What the module has with the registers of AVX-512, and with narrower ones.
+WIDE, NARROW = {"_MAP_COST": 130, "_LARGEST": 32}, {"_MAP_COST": 90, "_LARGEST": 16}
+
+
+@pytest.mark.parametrize("registers", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_layers_it_is_meant_for(registers: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {name: getattr(winograd, name) for name in registers} in (WIDE, NARROW)
+    for name, value in registers.items():
+        monkeypatch.setattr(winograd, name, value)
+
     def pays(channels: int, filters: int, size: int, images: int = 128) -> bool:
         weight = torch.empty(filters, channels, 3, 3)
         return winograd.pays(torch.empty(images, channels, size, size), weight, (1, 1), [(1, 1), (1, 1)], (1, 1))
@@ -124,6 +134,8 @@ def test_layers_it_is_meant_for() -> None:
     assert not pays(512, 512, 4, images=1)  # bringing the filters to the points would take longer
     assert pays(512, 512, 14, images=16)  # they are brought there once for all tiles of a map
     assert not pays(512, 512, 56)  # sums over pixels are products with matrices of that size
+    assert [pays(64, 64, 8), pays(64, 128, 16)] == [registers is NARROW] * 2  # where multiply-adds take longer
+    assert pays(128, 128, 32) == (registers is WIDE)
 
 
 def test_second_derivatives() -> None:

@@ -26,11 +26,13 @@ from torch import Tensor
 
 _POINTS = (0, 1, -1, 2, -2)  # at which polynomials are evaluated, and infinity; further ones would cost accuracy
 _TILES = (2, 3, 4)  # outputs m of a tile
-_LARGEST = 32  # sides of a map: the sums over pixels are products with matrices of its size
-
-# What a number costs that is brought to the points and back, in multiply-adds of a convolution, forwards and backwards
-# together: of the maps, and of the filters. From layers of 64 to 512 channels on 2×2 to 32×32, AVX-512, two threads.
-_MAP_COST, _FILTER_COST = 130, 60
+# Sides of a map: the sums over pixels are products with matrices of its size. And what a number costs that is brought
+# to the points and back, in multiply-adds of a convolution, forwards and backwards together: of the maps, and of the
+# filters. From layers of 64 to 512 channels on 2×2 to 32×32, two threads; where registers are narrower than those of
+# AVX-512, multiply-adds take longer and memory does not, until the maps outgrow the caches.
+_WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
+_LARGEST = 32 if _WIDE else 16
+_MAP_COST, _FILTER_COST = (130 if _WIDE else 90), 60
 
 
 def pays(
