@@ -198,6 +198,11 @@ class CompressedLayer(nn.Module):
         return True
 
     @property
+    def starting_size(self) -> float:
+        """The root mean square of a filter at the start of a training, where BatchNorm takes any."""
+        return math.sqrt(2 / self.fan_in)
+
+    @property
     def input_scale(self) -> bool:
         """Whether the output is multiplied by K, the mean size of the input around each place (XNOR-Net)."""
         return False

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from subbit.methods.base import (
+    SETTLED,
     LatentLayer,
     LikeConv1d,
     LikeConv2d,
@@ -83,6 +84,10 @@ class BWNLayer(LatentLayer):
 
     def start_dense(self, weight: Tensor) -> None:
         self.latent.copy_(weight)  # α·sign(W) is the nearest there is to W
+
+    @property
+    def starting_size(self) -> float:
+        return SETTLED  # of the latents themselves
 
     def start_record(self, record: Weight, gain: Tensor) -> None:
         super().start_record(record, gain)

@@ -96,6 +96,10 @@ class LegoNetLayer(StackedLayer):
 
     # -- initialisation
 
+    @property
+    def selector(self) -> nn.Parameter:
+        return self.proxy
+
     def start_random(self) -> None:
         self.shared.normal_(std=math.sqrt(2 / self.fan_in))
         self.coefficient.copy_(signs(torch.rand_like(self.coefficient) - 0.5))

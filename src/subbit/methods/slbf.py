@@ -136,6 +136,10 @@ class SLBFLayer(StackedLayer):
     # -- initialisation
 
     @property
+    def selector(self) -> nn.Parameter | None:
+        return self.Q
+
+    @property
     def has_scales(self) -> bool:
         return self.method.scale
 

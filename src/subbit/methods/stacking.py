@@ -21,7 +21,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from subbit.errors import ConfigError, ModelError
 from subbit.methods import small_maps, winograd
@@ -35,6 +36,8 @@ Share = Fraction | float | str
 # Positions of an image up to which a grouped convolution on CPUs is slower in channels-last memory than the
 # conversion to plain memory costs; measured on AVX-512 (up to 1.4× at 4×4, none at 8×8).
 _SMALL_IMAGE = 16
+
+_UNCHOSEN = 1 - 2**-10  # of a selector: enough to decide between equal filters
 
 _LARGEST_DENOMINATOR = 4096  # a float such as 1/3 means the simplest fraction near it
 
@@ -108,6 +111,30 @@ def _fraction(who: str, field: str, value: Any) -> Fraction:
     return fraction
 
 
+def spread(index: NDArray[np.int64], filters: int, wanted: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Blocks with `index` (c_out, k) into a bank of `filters`, over a bank of `wanted` that has filters more than once.
+
+    Returns their indices there, and of which filter each one there is. Filters are copied in the order of how many
+    blocks share one, as long as there are two; those of one position in their filters are divided among the copies
+    in turn, so that each copy meets every part of the input.
+    """
+    used = np.bincount(index.ravel(), minlength=filters)
+    copies = np.ones(filters, dtype=np.int64)
+    for _ in range(wanted - filters):
+        sharing = np.where(copies < used, used / copies, 0)
+        if not sharing.any():
+            break
+        copies[sharing.argmax()] += 1
+    first = filters + np.concatenate([[0], (copies - 1).cumsum()])  # of the further copies of each filter
+    result = index.copy()
+    for old in np.flatnonzero(copies > 1):
+        t, i = np.nonzero(index == old)
+        turn = np.empty(len(t), dtype=np.int64)
+        turn[np.lexsort((t, i))] = np.arange(len(t)) % copies[old]
+        result[t, i] = np.where(turn == 0, old, first[old] + turn - 1)
+    return result, np.concatenate([np.arange(filters), np.repeat(np.arange(filters), copies - 1)])
+
+
 class StackedLayer(CompressedLayer):
     """A layer whose filters are stacked from a shared bank.
 
@@ -177,25 +204,38 @@ class StackedLayer(CompressedLayer):
         """Fill the parameters from real `filters` (m, n), with scales as they fit `blocks` (c_out·k, n) best."""
         raise NotImplementedError
 
+    @property
+    def selector(self) -> nn.Parameter | None:
+        """Whose largest magnitude of each block chooses, (c_out, k, m); None where the selection is fixed."""
+        raise NotImplementedError
+
     def split(self, weight: Tensor) -> Tensor:
         """The blocks of a plain weight, (c_out·k, s·d²), ready to be fitted."""
         return weight.detach().to("cpu", torch.float64).reshape(math.prod(self.index_shape), -1)
 
     def start_record(self, record: Weight, gain: Tensor) -> None:
+        """As `record`. Where the bank is larger than the file's, its filters are there more than once.
+
+        Blocks that shared a filter share its copies then: the same weights, with more to learn.
+        """
         assert isinstance(record, Stacked)
         if record.depth != self.depth or record.filters > self.filters:
             raise ModelError(
                 f"{record.filters} shared filters of depth {record.depth} do not fit a layer of {self.filters} of "
-                f"depth {self.depth}: f1 and f2 must be those of the file"
+                f"depth {self.depth}: f1 must be that of the file, and f2 no less"
             )
-        if self.fixed and not np.array_equal(record.index, self.frozen_index.cpu().numpy()):
+        index, copied = spread(record.index, record.filters, self.filters)
+        if self.fixed and not np.array_equal(index, self.frozen_index.cpu().numpy()):
             raise ModelError("blocks are selected by a fixed rule here, but not in the file: use selection='learned'")
         if not self.fixed:
             self.frozen.fill_(False)
         blocks = self.split(torch.from_numpy(record.weight()) * gain.reshape(-1, *[1] * (len(record.shape) - 1)))
         bank = self.bank().detach().flatten(1).to("cpu", torch.float64)
-        bank[: record.filters] = torch.from_numpy(record.bank).flatten(1).double()  # the rest was used by no block
+        bank[: len(copied)] = torch.from_numpy(record.bank[copied]).flatten(1).double()  # the rest is used by no block
         self.start_from(blocks, bank)
+        if self.selector is not None:  # between equal filters
+            chosen = self.one_hot(torch.from_numpy(index).to(self.selector.device))
+            self.selector.mul_(torch.where(chosen, 1.0, _UNCHOSEN))
 
     # -- selection
 

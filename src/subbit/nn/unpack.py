@@ -11,7 +11,6 @@ does to these what the file does.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -54,6 +53,9 @@ def unpack(
     `images` are inputs as the network takes them, a few hundred, from which BatchNorm gets its statistics; `output` is
     the one of `pack`. The model, in fp32, is changed in place and stays in its mode; afterwards it answers as the file
     does, which is checked. Where it cannot, it is as it was before.
+
+    Stacked layers may have more shared filters than those of the file (a larger f2, with selections that are learned):
+    each of the file's is there several times then, for fewer blocks each.
     """
     program = without_levels(decode(load(file).data))
     if not isinstance(images, Tensor) or tuple(images.shape[1:]) != program.input_shape or not len(images):
@@ -161,7 +163,7 @@ def _fill(layer: CompressedLayer | Plain, op: Conv | Linear, norm: _BatchNorm | 
     elif norm.affine and isinstance(layer, CompressedLayer) and layer.has_scales:
         # BatchNorm takes any positive factor: filters of the size at which training starts
         size = torch.from_numpy(op.weight.weight()).flatten(1).square().mean(1).sqrt()
-        own = math.sqrt(2 / layer.fan_in) / size.clamp_min(torch.finfo(size.dtype).tiny)
+        own = layer.starting_size / size.clamp_min(torch.finfo(size.dtype).tiny)
         if isinstance(layer, StackedLayer):  # whose scales have signs
             own = torch.where(gain < 0, -own, own)
     if isinstance(layer, CompressedLayer):
