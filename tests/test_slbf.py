@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from subbit.methods import SLBF, LegoNet, SLBFConv2d, SLBFLinear
 from subbit.methods.base import Plain
 from subbit.methods.slbf import SLBFLayer
 from subbit.methods.stacking import Form, StackedLayer
-from subbit.selection import fixed_selection
+from subbit.selection import fixed_selection, spread
 from tests.strategies import plain_layer, plain_layers, stacking_methods
 
 
@@ -222,6 +223,27 @@ def test_fixed_selection_that_must_repeat_says_so() -> None:
     layer = layer_of(SLBF(f1=1, f2=1 / 4, selection="fixed"), nn.Conv2d(8, 16, 3))
     assert "4 combinations" in layer.notes[0]
     assert layer_of(SLBF(f1=1 / 2, f2=1 / 4, selection="fixed"), nn.Conv2d(8, 16, 3)).notes == ()
+
+
+def test_larger_bank_divides_the_blocks_of_each_position() -> None:
+    index = fixed_selection(32, 2, 8)
+    larger, origin = spread(index, 8, 16)
+    assert np.array_equal(origin[larger], index)
+    assert sorted(origin) == sorted([*range(8), *range(8)])
+    for position in range(2):
+        assert np.bincount(larger[:, position], minlength=16).tolist() == [2] * 16
+
+
+def test_larger_bank_copies_the_filters_that_most_blocks_share() -> None:
+    index = np.array([[0, 0], [0, 0], [0, 2], [1, 2]])
+    larger, origin = spread(index, 3, 5)
+    assert origin.tolist() == [0, 1, 2, 0, 0]  # five blocks share the first: it takes both
+    assert np.array_equal(origin[larger], index)
+    assert sorted(np.bincount(larger.ravel())) == [1, 1, 2, 2, 2]
+    larger, origin = spread(index, 3, 20)
+    assert len(origin) == index.size  # no more copies than blocks
+    assert np.bincount(larger.ravel()).tolist() == [1] * index.size
+    assert np.array_equal(origin[larger], index)
 
 
 @pytest.mark.parametrize("method", [SLBF(f1=1 / 2, f2=1 / 2), LegoNet(f1=1 / 2, f2=1 / 2)], ids=repr)

@@ -18,6 +18,7 @@ from subbit.format import encode
 from subbit.methods import BNN, BWN, SLBF, BinaryConnect, LegoNet, XNORNet
 from subbit.methods.base import Method
 from subbit.methods.slbf import SLBFLayer
+from subbit.methods.stacking import StackedLayer
 from subbit.nn.pack import to_program
 from subbit.records import Binary, Conv, Linear, Stacked
 from tests.parity import outputs, randomise_norms, relative_error
@@ -145,6 +146,55 @@ def test_filters_that_no_block_uses_are_free() -> None:
     assert relative_error(outputs(source, images()), outputs(model, images())) < 1e-2  # rounded to fp16
 
 
+GROWTH: dict[str, tuple[Method, Method]] = {
+    "fixed_to_learned": (SLBF(f1=1 / 2, f2=1 / 4, selection="fixed"), SLBF(f1=1 / 2, f2=1 / 2)),
+    "learned": (SLBF(f1=1 / 2, f2=1 / 4), SLBF(f1=1 / 2, f2=3 / 4)),
+    "without_scales": (SLBF(f1=1 / 2, f2=1 / 4, scale=False), SLBF(f1=1 / 2, f2=1 / 2, scale=False)),
+    "legonet": (LegoNet(f1=1 / 2, f2=1 / 4), LegoNet(f1=1 / 2, f2=1 / 2)),
+}
+
+
+@pytest.mark.parametrize("name", GROWTH)
+def test_larger_bank_has_the_filters_of_the_file_several_times(name: str) -> None:
+    there, here = GROWTH[name]
+    source = randomise_norms(network(there, 0))
+    model = network(here, 1)
+    subbit.unpack(model, encode(to_program(source, SHAPE, storage="f32")), images=images())
+    assert relative_error(outputs(source, images()), outputs(model, images())) < 1e-4
+    small, large = source.get_submodule("deep.0"), model.get_submodule("deep.0")
+    assert isinstance(small, StackedLayer)
+    assert isinstance(large, StackedLayer)
+    assert not bool(large.frozen)
+    with torch.no_grad():
+        chosen = large.selected_index()
+        used = len(set(small.selected_index().flatten().tolist()))
+        assert len(torch.unique(large.bank()[chosen].flatten(0, 1), dim=0)) == used  # no filter is new
+        assert len(torch.unique(chosen)) == large.filters > small.filters  # and none is without a block
+
+
+def test_copies_of_a_filter_learn_apart() -> None:
+    there, here = GROWTH["fixed_to_learned"]
+    model = network(here, 1)
+    subbit.unpack(model, encode(to_program(network(there, 0), SHAPE)), images=images())
+    layer = model.get_submodule("deep.0")
+    assert isinstance(layer, SLBFLayer)
+    layer.freeze_selection()
+    model(images()).square().sum().backward()
+    assert layer.R.grad is not None
+    same = (layer.R[:, None] == layer.R[None]).flatten(2).all(2).fill_diagonal_(False)
+    assert same.any()
+    apart = (layer.R.grad[:, None] != layer.R.grad[None]).flatten(2).any(2)
+    assert bool(apart[same].all())
+
+
+def test_latents_that_are_the_scale_start_at_the_size_of_trained_ones() -> None:
+    model = network(BWN(), 1)
+    subbit.unpack(model, encode(to_program(randomise_norms(network(BWN(), 0)), SHAPE)), images=images())
+    before_norm = model.get_parameter("deep.0.latent").detach().abs()
+    assert torch.allclose(before_norm, torch.tensor(0.5), rtol=1e-2)
+    assert float(model.get_parameter("more.latent").detach().abs().max()) < 0.4  # no BatchNorm: as it is
+
+
 def test_zoo_network_is_taken_and_trains_on() -> None:
     torch.manual_seed(0)
     file = zoo.path("lenet5-mnist-slbf-0.5-0.25-int8")
@@ -175,7 +225,16 @@ def test_zoo_network_is_taken_and_trains_on() -> None:
             "8 shared filters of depth 4 do not fit a layer of 4 of depth 4",
         ),
         (SLBF(f1=1 / 2, f2=1 / 2), SLBF(f1=1, f2=1 / 2), "do not fit a layer of 4 of depth 8"),
-        (SLBF(f1=1 / 2, f2=1 / 2), SLBF(f1=1 / 2, f2=1 / 2, selection="fixed"), "use selection='learned'"),
+        (
+            SLBF(f1=1 / 2, f2=1 / 2),
+            SLBF(f1=1 / 2, f2=1 / 2, selection="fixed"),
+            "fixed rule for 4 shared filters is not how the file selects from 4: use selection='learned'",
+        ),
+        (
+            SLBF(f1=1 / 2, f2=1 / 4, selection="fixed"),
+            SLBF(f1=1 / 2, f2=1 / 2, selection="fixed"),
+            "fixed rule for 4 shared filters is not how the file selects from 2: use selection='learned'",
+        ),
         (
             BWN(),
             SLBF(f1=1 / 2, f2=1 / 2),
@@ -183,7 +242,7 @@ def test_zoo_network_is_taken_and_trains_on() -> None:
         ),
         (None, BWN(), "operation 3 is Conv of 8×8×3×3 dense weights .* there"),
     ],
-    ids=["more_filters", "other_depth", "other_selection", "other_method", "dense_file"],
+    ids=["fewer_filters", "other_depth", "other_selection", "larger_fixed_bank", "other_method", "dense_file"],
 )
 def test_other_networks_are_refused(there: Method | None, here: Method, message: str) -> None:
     data = encode(to_program(network(there, 0), SHAPE))

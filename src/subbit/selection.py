@@ -11,7 +11,8 @@ t = a + b₁·m + b₂·m² + …, and take
 * **Distinct**: a, b₁ and then each bᵢ can be read back from the tuple, so no two of the first mᵏ filters
   have the same tuple. (With more than mᵏ filters repeats cannot be avoided by any rule.)
 
-The rule is part of the file format: a record that follows it stores no indices.
+The rule is part of the file format: a record that follows it stores no indices. `spread` is beside it for banks that
+grow, and follows no rule that a file knows.
 """
 
 from __future__ import annotations
@@ -32,3 +33,27 @@ def fixed_selection(out_channels: int, blocks: int, filters: int) -> NDArray[np.
         index[:, i] = (a + i * (1 + b1) + bi) % filters
         rest = rest // filters
     return index
+
+
+def spread(index: NDArray[np.int64], filters: int, wanted: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Blocks with `index` (c_out, k) into a bank of `filters`, over a bank of `wanted` that has filters more than once.
+
+    Returns their indices there, and of which filter each one there is. Filters are copied in the order of how many
+    blocks share one, as long as there are two; those of one position in their filters are divided among the copies
+    in turn, so that each copy meets every part of the input.
+    """
+    used = np.bincount(index.ravel(), minlength=filters)
+    copies = np.ones(filters, dtype=np.int64)
+    for _ in range(wanted - filters):
+        sharing = np.where(copies < used, used / copies, 0)
+        if not sharing.any():
+            break
+        copies[sharing.argmax()] += 1
+    first = filters + np.concatenate([[0], (copies - 1).cumsum()])  # of the further copies of each filter
+    result = index.copy()
+    for old in np.flatnonzero(copies > 1):
+        t, i = np.nonzero(index == old)
+        turn = np.empty(len(t), dtype=np.int64)
+        turn[np.lexsort((t, i))] = np.arange(len(t)) % copies[old]
+        result[t, i] = np.where(turn == 0, old, first[old] + turn - 1)
+    return result, np.concatenate([np.arange(filters), np.repeat(np.arange(filters), copies - 1)])

@@ -21,14 +21,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from subbit.errors import ConfigError, ModelError
 from subbit.methods import small_maps, winograd
 from subbit.methods.base import CompressedLayer, Method, check_choice
 from subbit.records import Stacked, Weight
-from subbit.selection import fixed_selection
+from subbit.selection import fixed_selection, spread
 
 Form = Literal["auto", "feature", "weight"]
 Share = Fraction | float | str
@@ -109,30 +108,6 @@ def _fraction(who: str, field: str, value: Any) -> Fraction:
     if not 0 < fraction <= 1:
         raise problem
     return fraction
-
-
-def spread(index: NDArray[np.int64], filters: int, wanted: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Blocks with `index` (c_out, k) into a bank of `filters`, over a bank of `wanted` that has filters more than once.
-
-    Returns their indices there, and of which filter each one there is. Filters are copied in the order of how many
-    blocks share one, as long as there are two; those of one position in their filters are divided among the copies
-    in turn, so that each copy meets every part of the input.
-    """
-    used = np.bincount(index.ravel(), minlength=filters)
-    copies = np.ones(filters, dtype=np.int64)
-    for _ in range(wanted - filters):
-        sharing = np.where(copies < used, used / copies, 0)
-        if not sharing.any():
-            break
-        copies[sharing.argmax()] += 1
-    first = filters + np.concatenate([[0], (copies - 1).cumsum()])  # of the further copies of each filter
-    result = index.copy()
-    for old in np.flatnonzero(copies > 1):
-        t, i = np.nonzero(index == old)
-        turn = np.empty(len(t), dtype=np.int64)
-        turn[np.lexsort((t, i))] = np.arange(len(t)) % copies[old]
-        result[t, i] = np.where(turn == 0, old, first[old] + turn - 1)
-    return result, np.concatenate([np.arange(filters), np.repeat(np.arange(filters), copies - 1)])
 
 
 class StackedLayer(CompressedLayer):
@@ -226,7 +201,10 @@ class StackedLayer(CompressedLayer):
             )
         index, copied = spread(record.index, record.filters, self.filters)
         if self.fixed and not np.array_equal(index, self.frozen_index.cpu().numpy()):
-            raise ModelError("blocks are selected by a fixed rule here, but not in the file: use selection='learned'")
+            raise ModelError(
+                f"the fixed rule for {self.filters} shared filters is not how the file selects from {record.filters}: "
+                "use selection='learned'"
+            )
         if not self.fixed:
             self.frozen.fill_(False)
         blocks = self.split(torch.from_numpy(record.weight()) * gain.reshape(-1, *[1] * (len(record.shape) - 1)))

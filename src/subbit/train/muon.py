@@ -78,8 +78,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 def _directly(x: Tensor) -> Tensor:
     for _ in range(_STEPS):
-        gram = x @ x.T
-        x = _A * x + (_B * gram + _C * gram @ gram) @ x
+        x = _polynomial(x @ x.T) @ x
     return x
 
 
@@ -90,11 +89,16 @@ def _through_gram(x: Tensor) -> Tensor:
     it, and makes it p·gram·p.
     """
     gram = x @ x.T
-    product: Tensor | None = None
-    for _ in range(_STEPS):
-        p = _B * gram + _C * gram @ gram
-        p.diagonal().add_(_A)
-        product = p if product is None else p @ product
+    product = p = _polynomial(gram)
+    for _ in range(_STEPS - 1):
         gram = p @ gram @ p
-    assert product is not None
+        p = _polynomial(gram)
+        product = p @ product
     return product @ x
+
+
+def _polynomial(gram: Tensor) -> Tensor:
+    """a + b·gram + c·gram², which a step multiplies by."""
+    p = _B * gram + _C * gram @ gram
+    p.diagonal().add_(_A)
+    return p
