@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.inference import RESULT
+from subbit import zoo
 from subbit.experiments.report import replace_marked
-from subbit.experiments.table import size
+from subbit.experiments.spec import find_spec, load_spec
+from subbit.experiments.table import build_table, size
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
@@ -23,6 +25,18 @@ PACKED, PACKED_INT8 = "subbit packed fp32", "subbit packed int8"
 DENSE, DENSE_INT8 = "onnxruntime dense fp32", "onnxruntime dense int8"
 STACKED, STACKED_INT8 = "onnxruntime stacked fp32", "onnxruntime stacked int8"
 AVX2 = "subbit avx2 packed fp32"
+
+# Networks of the form that is timed, trained on CIFAR-10: rows of this spec. Timed ones have random weights.
+SPEC = "cifar10-fast"
+TRAINED = {
+    "(1/2, 1/2)": "slbf-0.5-0.5-grown",
+    "(1/2, 1/4)": "slbf-0.5-0.25-taught-twice",
+    "(1/2, 1/8)": "slbf-0.5-0.125-taught",
+    "BWN": "bwn",
+    "dense": "dense-muon",
+    "dense, width 1/2": "dense-muon-half",
+    "dense, width 1/4": "dense-muon-quarter",
+}
 
 Json = dict[str, Any]
 
@@ -72,26 +86,42 @@ def integers(result: Json) -> str:
 
 
 def latency(result: Json) -> str:
-    """Milliseconds and bytes beside each other, VGG-16 and its slimmer dense forms."""
+    """Milliseconds, bytes and accuracy beside each other, VGG-16 and its slimmer dense forms."""
     cases = [case for case in result["cases"] if case["network"] == "VGG-16"]
-    rows = [
-        [f"subbit {case['label']}, {how}", _milliseconds(case, 1, name), _milliseconds(case, 32, name), size(taken)]
-        for case in cases
-        for name, how in ((PACKED, "packed"), (PACKED_INT8, "packed, integers"))
-        if (taken := _bytes(case).get(name)) is not None
-    ]
+    reached = accuracies()
+    rows = []
+    for case in cases:
+        for name, how, form in ((PACKED, "packed", ""), (PACKED_INT8, "packed, integers", "-int8")):
+            if (taken := _bytes(case).get(name)) is not None:
+                accuracy = reached.get(case["label"] + form, "")
+                rows.append([f"subbit {case['label']}, {how}", *_times(case, name), size(taken), accuracy])
     first = cases[0]
-    names = {DENSE: "ONNX Runtime, dense fp32", DENSE_INT8: "ONNX Runtime, dense int8"}
-    for width in ("1/2", "1/4"):
-        names[f"onnxruntime width {width} dense fp32"] = f"ONNX Runtime, dense fp32, width {width}"
-        names[f"onnxruntime width {width} dense int8"] = f"ONNX Runtime, dense int8, width {width}"
     stored = _bytes(first)
-    rows += [
-        [label, _milliseconds(first, 1, name), _milliseconds(first, 32, name), size(stored[name])]
-        for name, label in names.items()
-        if name in stored
-    ]
-    return _markdown(["VGG-16, 32×32", "ms, batch 1", "ms per image, batch 32", "file"], rows)
+    for width in ("", "1/2", "1/4"):
+        for precision in ("fp32", "int8"):
+            name = f"onnxruntime {f'width {width} ' if width else ''}dense {precision}"
+            if name in stored:
+                slim = f", width {width}" if width else ""
+                accuracy = reached.get(f"dense{slim}", "") if precision == "fp32" else ""
+                label = f"ONNX Runtime, dense {precision}{slim}"
+                rows.append([label, *_times(first, name), size(stored[name]), accuracy])
+    return _markdown(["VGG-16, 32×32", "ms, batch 1", "ms per image, batch 32", "file", "accuracy"], rows)
+
+
+def accuracies() -> dict[str, str]:
+    """Of trained networks, by the label of the timed ones: of the file where the zoo has it, `-int8` in integers."""
+    files = {card.name: card.accuracy for card in zoo.cards()}
+    measured = {row.row.name: runs for row, runs in build_table(load_spec(find_spec(SPEC))).measured}
+    found = {}
+    for label, row in TRAINED.items():
+        if row not in measured:
+            continue
+        note = f", {measured[row].epochs_note}" if measured[row].epochs_note else ""
+        packed = f"vgg16-cifar10-{row}"
+        found[label] = f"{files.get(packed, measured[row].accuracy):.2f}{note}"
+        if f"{packed}-int8" in files:
+            found[f"{label}-int8"] = f"{files[f'{packed}-int8']:.2f}{note}"
+    return found
 
 
 def costs(result: Json) -> str:
@@ -147,6 +177,10 @@ def _quotient(case: Json, batch: int, name: str, to: str = "") -> str:
         return ""
     spread = contestants[name]["times_packed_int8" if to else "times_packed"]
     return f"{spread['median']:.2f} ({spread['low']:.2f}–{spread['high']:.2f})"
+
+
+def _times(case: Json, name: str) -> list[str]:
+    return [_milliseconds(case, 1, name), _milliseconds(case, 32, name)]
 
 
 def _milliseconds(case: Json, batch: int, name: str) -> str:

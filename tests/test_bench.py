@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from bench import plot, tables
-from bench.inference import RESULT, merged, slim_vgg16
+from bench.inference import RESULT, SLIM_WIDTHS, merged
 from torch import nn
 
 import subbit
@@ -23,9 +22,10 @@ from subbit.benchmark.rivals import RUNTIMES, Graphs, Runtime
 from subbit.benchmark.session import CALIBRATION_IMAGES, Result, compare, like_pictures, relative_difference
 from subbit.cli import main
 from subbit.errors import ConfigError, InputError
+from subbit.experiments import ledger
+from subbit.experiments.spec import find_spec, load_spec
 from subbit.format import decode, encode
 from subbit.methods import BWN, SLBF
-from subbit.models import vgg16
 from subbit.nn import reference
 from subbit.nn.pack import to_program
 from subbit.records import Binary, Conv, Float32, Program, Stacked
@@ -396,15 +396,6 @@ def invented_result() -> dict[str, Any]:
     return {"machine": machine, "cases": [case]}
 
 
-@pytest.mark.parametrize("width", ["1/2", "1/4"])
-def test_slim_networks_have_that_many_channels(width: str) -> None:
-    slim, whole = (
-        [m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)] for net in (slim_vgg16(width), vgg16())
-    )
-    assert [int(Fraction(width) * channels) for channels in whole] == slim
-    assert slim_vgg16(width).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
-
-
 def test_tables_of_the_standard_set() -> None:
     result = invented_result()
     assert "| VGG-16 (1/2, 1/4) | 8.00 (8.00–8.00) |  | 2.00 (2.00–2.00) | 4.00 (4.00–4.00) |" in tables.ratios(result)
@@ -412,13 +403,27 @@ def test_tables_of_the_standard_set() -> None:
     latency = tables.latency(result)
     assert "| subbit (1/2, 1/4), packed, integers | 0.50 |  | 100" in latency
     assert "| subbit (1/2, 1/4), packed | 1.00 |  | 100" in latency
-    assert "| ONNX Runtime, dense int8, width 1/4 | 0.50 |  | 1.00 MB |" in latency  # where subbit loses
+    assert "| ONNX Runtime, dense int8, width 1/4 | 0.50 |  | 1.00 MB |  |" in latency  # where subbit loses
+    assert f"| ONNX Runtime, dense fp32 | 8.00 |  | 60.00 MB | {tables.accuracies()['dense']} |" in latency
     assert "| 2.0 | 2.00 MB | 1.90× |" in tables.costs(result)
     assert "60 GMAC/s" in tables.machine(result)
     assert "7 to 7 rounds" in tables.machine(result)
     assert "With AVX2 the latter is 1.65 times lower." in tables.machine(result)
     del result["cases"][0]["limit_over_avx2"]  # of a machine without AVX-512
     assert "AVX2" not in tables.machine(result)
+
+
+def test_accuracy_is_that_of_the_file_or_of_the_ledger() -> None:
+    spec = load_spec(find_spec(tables.SPEC))
+    assert {row.name for row in spec.rows} >= set(tables.TRAINED.values())
+    assert {f"dense, width {width}" for width in SLIM_WIDTHS} < set(tables.TRAINED)
+    reached, files = tables.accuracies(), {card.name: card for card in subbit.zoo.cards()}
+    taught = files["vgg16-cifar10-slbf-0.5-0.25-taught-twice"]
+    assert reached["(1/2, 1/4)"] == f"{taught.accuracy:.2f}"
+    assert reached["(1/2, 1/4)-int8"] == f"{files[f'{taught.name}-int8'].accuracy:.2f}"
+    line = next(entry for entry in ledger.read(spec.ledger).entries if entry.row == "dense-muon")
+    assert reached["dense"] == f"{line.accuracy:.2f}"  # too large for the zoo
+    assert reached["BWN"].endswith("5 of 24 epochs")
 
 
 def test_a_network_measured_anew_takes_the_place_of_the_old_one() -> None:
