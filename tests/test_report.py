@@ -13,7 +13,14 @@ from subbit.cli import main
 from subbit.errors import ConfigError
 from subbit.experiments import figures, ledger
 from subbit.experiments.ledger import Ledger
-from subbit.experiments.report import build_section, environments, render_html, replace_tables, write_report
+from subbit.experiments.report import (
+    build_section,
+    environments,
+    marked_figures,
+    render_html,
+    replace_tables,
+    write_report,
+)
 from subbit.experiments.spec import Spec, load_spec
 from subbit.experiments.table import Table, build_table, cells, markdown, notes
 from tests.test_experiments import EXPERIMENTS, SMALL, entry, write_spec
@@ -271,7 +278,7 @@ def test_stale_documents_fail_the_check(measured: Spec, tmp_path: Path, capsys: 
     with pytest.raises(SystemExit) as failure:
         main([*arguments, "--check"])
     assert failure.value.code == 2
-    assert "its tables are stale; run: subbit report --update" in " ".join(capsys.readouterr().err.split())
+    assert "doc.md: stale; run: subbit report --update" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(SystemExit) as success:
         main(arguments)
     assert success.value.code == 0
@@ -300,10 +307,54 @@ def test_a_document_that_is_no_text_is_a_plain_error(tmp_path: Path, capsys: pyt
     assert "not a text file" in " ".join(capsys.readouterr().err.split())
 
 
+def test_figures_of_documents_are_drawn_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document, picture = tmp_path / "doc.md", tmp_path / "images" / "numbers.svg"
+    document.write_text("<!-- subbit:figure mnist -->\n![Numbers](images/numbers.svg)\n")
+
+    def report(*arguments: str) -> object:
+        with pytest.raises(SystemExit) as end:
+            main(["report", "--update", str(document), *arguments])
+        return end.value.code
+
+    assert report("--check") == 2  # there is none
+    assert "numbers.svg: stale" in " ".join(capsys.readouterr().err.split())
+    assert report() == 0
+    assert picture.read_text().count("<svg") == 1
+    assert report("--check") == 0
+    picture.write_text(picture.read_text().replace("<svg", "<svg "))
+    assert report("--check") == 2
+
+
+def test_marked_figures_that_cannot_be_drawn_are_named(measured: Spec) -> None:
+    def table_of(name: str) -> Table:
+        return build_table(measured)
+
+    with pytest.raises(ConfigError, match=r"doc\.md: behind .* the next line must be the picture"):
+        marked_figures("<!-- subbit:figure small -->\n\n![A](a.svg)\n", table_of, "doc.md")
+    with pytest.raises(ConfigError, match="there is no figure 'small-bits': small-bits has small, small-curves"):
+        marked_figures("<!-- subbit:figure small-bits -->\n![A](a.svg)\n", table_of, "doc.md")
+    both = "<!-- subbit:figure small -->\n![A](a.svg)\n\n<!-- subbit:figure small-curves -->\n![B](b.svg)\n"
+    assert list(marked_figures(both, table_of, "doc.md")) == ["a.svg", "b.svg"]
+
+
+def test_the_line_of_a_series_goes_through_the_best_of_each_size() -> None:
+    points = [(100.0, 90.0, 0.0), (101.0, 92.0, 0.1), (50.0, 80.0, 0.0), (99.0, 91.0, 0.0), (200.0, 85.0, 0.0)]
+    best, others = figures._best_of_each_size(points)
+    assert [point[:2] for point in best] == [(50.0, 80.0), (101.0, 92.0), (200.0, 85.0)]
+    assert sorted(point[:2] for point in others) == [(99.0, 91.0), (100.0, 90.0)]
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/experiments.md", "zoo/README.md"])
-def test_tables_in_documents_are_up_to_date(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_figures_in_documents_are_up_to_date(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "subbit:table" in text or "subbit:zoo" in text
-    fresh = replace_tables(text, lambda name: build_table(load_spec(EXPERIMENTS / f"{name}.toml")), page)
-    assert fresh == text, f"run: subbit report --update {page}"
+
+    def table_of(name: str) -> Table:
+        return build_table(load_spec(EXPERIMENTS / f"{name}.toml"))
+
+    assert replace_tables(text, table_of, page) == text, f"run: subbit report --update {page}"
+    for path, drawing in marked_figures(text, table_of, page).items():
+        assert ((ROOT / page).parent / path).read_text(encoding="utf-8") == drawing, (
+            f"run: subbit report --update {page}"
+        )

@@ -17,17 +17,18 @@ def command(
     ),
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown, write nothing.")] = False,
     update: Annotated[
-        Path | None, typer.Option("--update", help="Generate the marked tables of this document anew.")
+        Path | None, typer.Option("--update", help="Generate the marked tables and figures of this document anew.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="With --update: change nothing, fail if a table is stale.")
+        bool, typer.Option("--check", help="With --update: change nothing, fail if any is stale.")
     ] = False,
 ) -> None:
     """Draw tables and figures from everything that was measured.
 
-    A document owns a table by the comments <!-- subbit:table NAME --> and <!-- /subbit:table -->.
+    A document owns a table by the comments <!-- subbit:table NAME --> and <!-- /subbit:table -->, and a figure by
+    <!-- subbit:figure NAME --> on the line above its picture.
     """
-    from subbit.experiments.report import replace_tables, write_report
+    from subbit.experiments.report import marked_figures, replace_tables, write_report
     from subbit.experiments.spec import all_specs, find_spec, load_spec
     from subbit.experiments.table import Table, build_table
     from subbit.experiments.table import markdown as to_markdown
@@ -44,12 +45,17 @@ def command(
             raise ConfigError(f"cannot read {update}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"{update} is not a text file in UTF-8: give a Markdown document") from error
-        fresh = replace_tables(text, table_of, str(update))
-        if check and fresh != text:
-            raise ConfigError(f"{update}: its tables are stale; run: subbit report --update {update}")
-        if not check:
-            update.write_text(fresh, encoding="utf-8")
-        typer.echo(f"{update}: tables up to date")
+        files = {update: replace_tables(text, table_of, str(update))}
+        for path, drawing in marked_figures(text, table_of, str(update)).items():
+            files[update.parent / path] = drawing
+        stale = [file for file, fresh in files.items() if _text_of(file) != fresh]
+        if check and stale:
+            names = ", ".join(map(str, stale))
+            raise ConfigError(f"{names}: stale; run: subbit report --update {update}")
+        for file in stale:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(files[file], encoding="utf-8")
+        typer.echo(f"{update}: tables and figures up to date")
         return
     paths = [find_spec(name) for name in names] if names else all_specs()
     if not paths:
@@ -61,3 +67,7 @@ def command(
         return
     page, text_page = write_report(tables, out)
     typer.echo(f"{page}\n{text_page}")
+
+
+def _text_of(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.is_file() else None

@@ -25,6 +25,7 @@ Point = tuple[float, float, float]  # x, accuracy, spread
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _ACCURACY_TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 96, 97, 98, 98.5, 99, 99.2, 99.4, 99.6, 99.8, 99.9)
+_SAME_SIZE = 1.03  # files of one network, trained in several ways: indices are stored in some of them
 STYLE: Any = {  # Matplotlib's types would have every key spelt out as a literal
     "svg.hashsalt": "subbit",  # element ids would be random otherwise
     "svg.fonttype": "path",
@@ -206,23 +207,40 @@ def _accuracy_over_ratio(table: Table) -> str:
 
 
 def _plot(axes: Axes, points: Sequence[Point], number: int, *, hollow: bool = False, label: str = "") -> list[float]:
-    """One series as marks joined by a line, spread as bars; gives the accuracies that must be in the picture."""
-    if points:
-        x, accuracy, spread = zip(*sorted(points), strict=True)
-        axes.errorbar(
-            x,
-            accuracy,
-            yerr=spread if any(spread) else None,
-            fmt=":" if hollow else "-",
-            marker=_MARKERS[number % len(_MARKERS)],
-            color=PALETTE[number % len(PALETTE)],
-            markerfacecolor="white" if hollow else None,
-            markersize=6.5,
-            linewidth=1.2,
-            capsize=3,
-            label=label or None,
-        )
+    """One series as marks, spread as bars, a line through the best of each size; gives the accuracies to be shown."""
+    best, others = _best_of_each_size(points)
+    for some, line, name in ((best, ":" if hollow else "-", label), (others, "none", "")):
+        if some:
+            x, accuracy, spread = zip(*some, strict=True)
+            axes.errorbar(
+                x,
+                accuracy,
+                yerr=spread if any(spread) else None,
+                linestyle=line,
+                marker=_MARKERS[number % len(_MARKERS)],
+                color=PALETTE[number % len(PALETTE)],
+                markerfacecolor="white" if hollow else None,
+                alpha=1 if some is best else 0.45,
+                markersize=6.5,
+                linewidth=1.2,
+                capsize=3,
+                label=name or None,
+            )
     return [edge for _, accuracy, spread in points for edge in (accuracy - spread, accuracy + spread)]
+
+
+def _best_of_each_size(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Points in the order of their sizes, of those that hardly differ the most accurate one; and the others."""
+    best: list[Point] = []
+    others: list[Point] = []
+    for point in sorted(points):
+        if best and point[0] <= _SAME_SIZE * best[-1][0]:
+            worse, better = sorted((best.pop(), point), key=lambda one: one[1])
+            others.append(worse)
+            best.append(better)
+        else:
+            best.append(point)
+    return best, others
 
 
 def _series(table: Table) -> list[str]:

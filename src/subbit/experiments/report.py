@@ -5,7 +5,11 @@ A document owns a table by a pair of comments; what stands between them is repla
     <!-- subbit:table mnist -->
     <!-- /subbit:table -->
 
-and the list of the zoo likewise, by `subbit:zoo all`.
+and the list of the zoo likewise, by `subbit:zoo all`. A figure, named as in the report, is the file that the line
+behind its comment shows:
+
+    <!-- subbit:figure mnist -->
+    ![Accuracy over bytes](images/mnist.svg)
 """
 
 from __future__ import annotations
@@ -63,14 +67,20 @@ def write_report(tables: Sequence[Table], folder: Path) -> tuple[Path, Path]:
     return page, text
 
 
-def build_section(table: Table) -> Section:
-    """The pictures of one table."""
+def main_pictures(table: Table) -> tuple[Picture, ...]:
+    """The figure that the spec asks for, and the learning curves."""
     name = table.spec.name
     pictures = []
     if drawing := figures.draw(table):
         pictures.append(Picture(name, f"{table.spec.title}. {_CAPTIONS[table.spec.figure]}", drawing))
     if table.spec.figure != "curves" and (drawing := figures.learning_curves(table)):
         pictures.append(Picture(f"{name}-curves", f"{table.spec.title}. {_CAPTIONS['curves']}", drawing))
+    return tuple(pictures)
+
+
+def build_section(table: Table) -> Section:
+    """All pictures of one table."""
+    name = table.spec.name
     details: list[Picture] = []
     missing: list[str] = []
     for row, measured in table.measured:
@@ -85,7 +95,7 @@ def build_section(table: Table) -> Section:
             f"{row.row.label}: how often each shared filter is used; the line is equal use.",
             figures.filter_use(row, measured),
         )
-    return Section(table, tuple(pictures), tuple(details), tuple(missing))
+    return Section(table, main_pictures(table), tuple(details), tuple(missing))
 
 
 def render_html(sections: Sequence[Section], waiting: Sequence[Table]) -> str:
@@ -146,6 +156,24 @@ def replace_tables(text: str, table_of: Callable[[str], Table], where: str) -> s
     """`text` with every marked table generated anew."""
     text = replace_marked(text, "table", lambda name: markdown(table_of(name)), where)
     return replace_marked(text, "zoo", lambda _: zoo_markdown(zoo.cards()), where)
+
+
+def marked_figures(text: str, table_of: Callable[[str], Table], where: str) -> dict[str, str]:
+    """The drawings that `text` owns: SVG by the path that the link behind a comment gives."""
+    opening = "<!-- subbit:figure "
+    marked: list[tuple[str, str]] = re.findall(rf"{opening}([\w.-]+) -->\n!\[[^\]]*\]\(([^)\s]+\.svg)\)", text)
+    if len(marked) != text.count(opening):
+        raise ConfigError(
+            f"{where}: behind '{opening}NAME -->' the next line must be the picture, ![what it shows](path.svg)"
+        )
+    drawn = {}
+    for name, path in marked:
+        spec = name.removesuffix("-curves")
+        pictures = {picture.name: picture.svg for picture in main_pictures(table_of(spec))}
+        if name not in pictures:
+            raise ConfigError(f"{where}: there is no figure {name!r}: {spec} has {', '.join(pictures) or 'none yet'}")
+        drawn[path] = pictures[name]
+    return drawn
 
 
 def zoo_markdown(cards: Iterable[zoo.Card]) -> str:
