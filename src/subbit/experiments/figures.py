@@ -166,13 +166,13 @@ def _accuracy_over_bytes(table: Table) -> str:
                 for row in rows
                 if row.published and dense_bytes and table.spec.column in row.published.accuracy
             ]
-            ours = [row.measured for row in rows if row.measured]
-            counted = [
+            ours = [(row, row.measured) for row in rows if row.measured]
+            counted = [  # of a network that the paper does not have, it has no count either
                 (dense_bytes / m.last.paper_ratio, m.accuracy, m.spread or 0.0)
-                for m in ours
-                if m.last.paper_ratio and dense_bytes
+                for row, m in ours
+                if row.published and m.last.paper_ratio and dense_bytes
             ]
-            files = [(m.last.stored_bytes, m.accuracy, m.spread or 0.0) for m in ours]
+            files = [(m.last.stored_bytes, m.accuracy, m.spread or 0.0) for _, m in ours]
             seen += _plot(left, paper, number, hollow=True)
             seen += _plot(left, counted, number)
             seen += _plot(right, files, number, label=series)
