@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.inference import RESULT
+from bench.inference import RESULT, SLIM_WIDTHS
 from subbit import zoo
 from subbit.experiments.report import replace_marked
-from subbit.experiments.spec import find_spec, load_spec
+from subbit.experiments.spec import load_spec
 from subbit.experiments.table import build_table, size
 
 ROOT = Path(__file__).parent.parent
@@ -88,40 +88,39 @@ def integers(result: Json) -> str:
 def latency(result: Json) -> str:
     """Milliseconds, bytes and accuracy beside each other, VGG-16 and its slimmer dense forms."""
     cases = [case for case in result["cases"] if case["network"] == "VGG-16"]
+    forms = [("subbit packed", f"subbit {case['label']}, packed", case["label"], case) for case in cases]
+    forms.append(("onnxruntime dense", "ONNX Runtime, dense", "dense", cases[0]))
+    for width in SLIM_WIDTHS:
+        slim = f"dense, width {width}"
+        forms.append((f"onnxruntime width {width} dense", f"ONNX Runtime, {slim}", slim, cases[0]))
     reached = accuracies()
     rows = []
-    for case in cases:
-        for name, how, form in ((PACKED, "packed", ""), (PACKED_INT8, "packed, integers", "-int8")):
-            if (taken := _bytes(case).get(name)) is not None:
-                accuracy = reached.get(case["label"] + form, "")
-                rows.append([f"subbit {case['label']}, {how}", *_times(case, name), size(taken), accuracy])
-    first = cases[0]
-    stored = _bytes(first)
-    for width in ("", "1/2", "1/4"):
+    for name, title, label, case in forms:
         for precision in ("fp32", "int8"):
-            name = f"onnxruntime {f'width {width} ' if width else ''}dense {precision}"
-            if name in stored:
-                slim = f", width {width}" if width else ""
-                accuracy = reached.get(f"dense{slim}", "") if precision == "fp32" else ""
-                label = f"ONNX Runtime, dense {precision}{slim}"
-                rows.append([label, *_times(first, name), size(stored[name]), accuracy])
+            taken = _bytes(case).get(f"{name} {precision}")
+            if taken is not None:
+                times = [_milliseconds(case, batch, f"{name} {precision}") for batch in (1, 32)]
+                rows.append([f"{title}, {precision}", *times, size(taken), reached.get((label, precision), "")])
     return _markdown(["VGG-16, 32×32", "ms, batch 1", "ms per image, batch 32", "file", "accuracy"], rows)
 
 
-def accuracies() -> dict[str, str]:
-    """Of trained networks, by the label of the timed ones: of the file where the zoo has it, `-int8` in integers."""
-    files = {card.name: card.accuracy for card in zoo.cards()}
-    measured = {row.row.name: runs for row, runs in build_table(load_spec(find_spec(SPEC))).measured}
-    found = {}
-    for label, row in TRAINED.items():
-        if row not in measured:
-            continue
-        note = f", {measured[row].epochs_note}" if measured[row].epochs_note else ""
-        packed = f"vgg16-cifar10-{row}"
-        found[label] = f"{files.get(packed, measured[row].accuracy):.2f}{note}"
-        if f"{packed}-int8" in files:
-            found[f"{label}-int8"] = f"{files[f'{packed}-int8']:.2f}{note}"
+def accuracies() -> dict[tuple[str, str], str]:
+    """Of trained networks, by the label of the timed ones and precision: of packed ones that of the zoo's file."""
+    files = {card.name: card for card in zoo.cards()}
+    found: dict[tuple[str, str], str] = {}
+    for row in build_table(load_spec(ROOT / "experiments" / f"{SPEC}.toml")).rows:
+        for label in (label for label, name in TRAINED.items() if name == row.row.name):
+            if label.startswith("dense") and row.measured:
+                found[label, "fp32"] = _reached(row.measured.accuracy, row.measured.epochs, row.row.epochs)
+            for precision, ending in (("fp32", ""), ("int8", "-int8")):
+                card = files.get(f"vgg16-cifar10-{row.row.name}{ending}")
+                if card is not None:
+                    found[label, precision] = _reached(card.accuracy, card.epochs, row.row.epochs)
     return found
+
+
+def _reached(accuracy: float, epochs: int, wanted: int) -> str:
+    return f"{accuracy:.2f}" + (f", {epochs} of {wanted} epochs" if epochs < wanted else "")
 
 
 def costs(result: Json) -> str:
@@ -177,10 +176,6 @@ def _quotient(case: Json, batch: int, name: str, to: str = "") -> str:
         return ""
     spread = contestants[name]["times_packed_int8" if to else "times_packed"]
     return f"{spread['median']:.2f} ({spread['low']:.2f}–{spread['high']:.2f})"
-
-
-def _times(case: Json, name: str) -> list[str]:
-    return [_milliseconds(case, 1, name), _milliseconds(case, 32, name)]
 
 
 def _milliseconds(case: Json, batch: int, name: str) -> str:

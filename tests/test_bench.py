@@ -22,8 +22,8 @@ from subbit.benchmark.rivals import RUNTIMES, Graphs, Runtime
 from subbit.benchmark.session import CALIBRATION_IMAGES, Result, compare, like_pictures, relative_difference
 from subbit.cli import main
 from subbit.errors import ConfigError, InputError
-from subbit.experiments import ledger
-from subbit.experiments.spec import find_spec, load_spec
+from subbit.experiments.spec import load_spec
+from subbit.experiments.table import build_table
 from subbit.format import decode, encode
 from subbit.methods import BWN, SLBF
 from subbit.nn import reference
@@ -401,10 +401,11 @@ def test_tables_of_the_standard_set() -> None:
     assert "| VGG-16 (1/2, 1/4) | 8.00 (8.00–8.00) |  | 2.00 (2.00–2.00) | 4.00 (4.00–4.00) |" in tables.ratios(result)
     assert "| VGG-16 (1/2, 1/4) | 4.00 (4.00–4.00) |  |  | 2.00 (2.00–2.00) |" in tables.integers(result)
     latency = tables.latency(result)
-    assert "| subbit (1/2, 1/4), packed, integers | 0.50 |  | 100" in latency
-    assert "| subbit (1/2, 1/4), packed | 1.00 |  | 100" in latency
-    assert "| ONNX Runtime, dense int8, width 1/4 | 0.50 |  | 1.00 MB |  |" in latency  # where subbit loses
-    assert f"| ONNX Runtime, dense fp32 | 8.00 |  | 60.00 MB | {tables.accuracies()['dense']} |" in latency
+    reached = tables.accuracies()
+    assert f"| subbit (1/2, 1/4), packed, int8 | 0.50 |  | 100.0 kB | {reached['(1/2, 1/4)', 'int8']} |" in latency
+    assert f"| subbit (1/2, 1/4), packed, fp32 | 1.00 |  | 100.0 kB | {reached['(1/2, 1/4)', 'fp32']} |" in latency
+    assert "| ONNX Runtime, dense, width 1/4, int8 | 0.50 |  | 1.00 MB |  |" in latency  # where subbit loses
+    assert f"| ONNX Runtime, dense, fp32 | 8.00 |  | 60.00 MB | {reached['dense', 'fp32']} |" in latency
     assert "| 2.0 | 2.00 MB | 1.90× |" in tables.costs(result)
     assert "60 GMAC/s" in tables.machine(result)
     assert "7 to 7 rounds" in tables.machine(result)
@@ -414,16 +415,18 @@ def test_tables_of_the_standard_set() -> None:
 
 
 def test_accuracy_is_that_of_the_file_or_of_the_ledger() -> None:
-    spec = load_spec(find_spec(tables.SPEC))
-    assert {row.name for row in spec.rows} >= set(tables.TRAINED.values())
+    table = build_table(load_spec(tables.ROOT / "experiments" / f"{tables.SPEC}.toml"))
+    assert {row.row.name for row in table.rows} >= set(tables.TRAINED.values())
     assert {f"dense, width {width}" for width in SLIM_WIDTHS} < set(tables.TRAINED)
     reached, files = tables.accuracies(), {card.name: card for card in subbit.zoo.cards()}
-    taught = files["vgg16-cifar10-slbf-0.5-0.25-taught-twice"]
-    assert reached["(1/2, 1/4)"] == f"{taught.accuracy:.2f}"
-    assert reached["(1/2, 1/4)-int8"] == f"{files[f'{taught.name}-int8'].accuracy:.2f}"
-    line = next(entry for entry in ledger.read(spec.ledger).entries if entry.row == "dense-muon")
-    assert reached["dense"] == f"{line.accuracy:.2f}"  # too large for the zoo
-    assert reached["BWN"].endswith("5 of 24 epochs")
+    for label, name in tables.TRAINED.items():
+        row = next(row for row in table.rows if row.row.name == name)
+        card = files.get(f"vgg16-cifar10-{name}")
+        if label.startswith("dense"):  # too large for the zoo
+            assert ((label, "fp32") in reached) == (row.measured is not None)
+        elif card is not None:
+            assert reached[label, "fp32"].startswith(f"{card.accuracy:.2f}")
+            assert (" epochs" in reached[label, "fp32"]) == (card.epochs < row.row.epochs)
 
 
 def test_a_network_measured_anew_takes_the_place_of_the_old_one() -> None:

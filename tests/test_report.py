@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import matplotlib
 import pytest
 
 from subbit.cli import main
@@ -325,23 +326,29 @@ def test_figures_of_documents_are_drawn_and_checked(tmp_path: Path, capsys: pyte
     assert report("--check") == 2
 
 
-def test_marked_figures_that_cannot_be_drawn_are_named(measured: Spec) -> None:
+def test_marked_figures_that_cannot_be_drawn_are_named(measured: Spec, spec: Spec) -> None:
     def table_of(name: str) -> Table:
+        assert name == "small"
         return build_table(measured)
 
-    with pytest.raises(ConfigError, match=r"doc\.md: behind .* the next line must be the picture"):
-        marked_figures("<!-- subbit:figure small -->\n\n![A](a.svg)\n", table_of, "doc.md")
-    with pytest.raises(ConfigError, match="there is no figure 'small-bits': small-bits has small, small-curves"):
-        marked_figures("<!-- subbit:figure small-bits -->\n![A](a.svg)\n", table_of, "doc.md")
-    both = "<!-- subbit:figure small -->\n![A](a.svg)\n\n<!-- subbit:figure small-curves -->\n![B](b.svg)\n"
+    for wrong in ("\n![A](a.svg)", "![A](a.png)", "![A](https://a.svg)", "![A](/a.svg)"):
+        with pytest.raises(ConfigError, match=r"doc\.md: behind .* the next line must be the picture"):
+            marked_figures(f"<!-- subbit:figure small -->\n{wrong}\n", table_of, "doc.md")
+    curves = "<!-- subbit:figure small-curves -->\n![B](b.svg)\n"
+    with pytest.raises(ConfigError, match="there is no figure 'small-curves': small has small"):
+        marked_figures(curves, lambda name: build_table(spec, Ledger()), "doc.md")
+    both = f"<!-- subbit:figure small -->\n![A](a.svg)\n\n{curves}"
     assert list(marked_figures(both, table_of, "doc.md")) == ["a.svg", "b.svg"]
 
 
-def test_the_line_of_a_series_goes_through_the_best_of_each_size() -> None:
-    points = [(100.0, 90.0, 0.0), (101.0, 92.0, 0.1), (50.0, 80.0, 0.0), (99.0, 91.0, 0.0), (200.0, 85.0, 0.0)]
-    best, others = figures._best_of_each_size(points)
-    assert [point[:2] for point in best] == [(50.0, 80.0), (101.0, 92.0), (200.0, 85.0)]
-    assert sorted(point[:2] for point in others) == [(99.0, 91.0), (100.0, 90.0)]
+def test_the_line_of_a_series_goes_through_the_best_training_of_each_network() -> None:
+    short, taught, other, larger = (
+        figures.Point(100.0, 90.0, 0.0, "half"),
+        figures.Point(101.0, 92.0, 0.1, "half"),
+        figures.Point(100.5, 80.0, 0.0, "quarter"),  # as large, and another network
+        figures.Point(200.0, 85.0, 0.0, "whole"),
+    )
+    assert figures._best_of_each_network([larger, short, taught, other]) == ([other, taught, larger], [short])
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/experiments.md", "zoo/README.md"])
@@ -354,6 +361,8 @@ def test_tables_and_figures_in_documents_are_up_to_date(page: str, monkeypatch: 
         return build_table(load_spec(EXPERIMENTS / f"{name}.toml"))
 
     assert replace_tables(text, table_of, page) == text, f"run: subbit report --update {page}"
+    if f"matplotlib=={matplotlib.__version__}\n" not in (ROOT / "constraints.txt").read_text(encoding="utf-8"):
+        return  # another version draws the same otherwise
     for path, drawing in marked_figures(text, table_of, page).items():
         assert ((ROOT / page).parent / path).read_text(encoding="utf-8") == drawing, (
             f"run: subbit report --update {page}"

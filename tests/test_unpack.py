@@ -146,6 +146,30 @@ def test_filters_that_no_block_uses_are_free() -> None:
     assert relative_error(outputs(source, images()), outputs(model, images())) < 1e-2  # rounded to fp16
 
 
+def test_fixed_selection_that_leaves_filters_out() -> None:
+    method = SLBF(depth=4, filters=12, selection="fixed")  # of which nine are in use
+    plain = nn.Conv2d(8, 8, 3)
+    source, model = (nn.Sequential(method.layer(plain)) for _ in range(2))
+    shape = (8, 5, 5)
+    program = to_program(source, shape, storage="f32")
+    record = next(program.weighted()).weight
+    assert isinstance(record, Stacked)
+    assert record.compact().filters == 9
+    some = torch.randn(4, *shape)
+    subbit.unpack(model, encode(program), images=some)
+    assert relative_error(outputs(source, some), outputs(model, some)) < 1e-4
+
+
+def test_one_filter_without_scale_becomes_several() -> None:
+    plain = nn.Conv2d(8, 8, 3)
+    source = nn.Sequential(SLBF(depth=4, filters=1, scale=False).layer(plain))
+    layer = SLBF(depth=4, filters=4, scale=False).layer(plain)
+    assert isinstance(layer, SLBFLayer)
+    some = torch.randn(4, 8, 5, 5)
+    subbit.unpack(nn.Sequential(layer), encode(to_program(source, (8, 5, 5), storage="f32")), images=some)
+    assert layer.selected_index().unique().tolist() == [0, 1, 2, 3]
+
+
 GROWTH: dict[str, tuple[Method, Method]] = {
     "fixed_to_learned": (SLBF(f1=1 / 2, f2=1 / 4, selection="fixed"), SLBF(f1=1 / 2, f2=1 / 2)),
     "learned": (SLBF(f1=1 / 2, f2=1 / 4), SLBF(f1=1 / 2, f2=3 / 4)),
@@ -185,6 +209,7 @@ def test_copies_of_a_filter_learn_apart() -> None:
     assert same.any()
     apart = (layer.R.grad[:, None] != layer.R.grad[None]).flatten(2).any(2)
     assert bool(apart[same].all())
+    assert bool(layer.R.grad[same.any(1)].flatten(1).any(1).all())  # none of them is without blocks
 
 
 def test_latents_that_are_the_scale_start_at_the_size_of_trained_ones() -> None:

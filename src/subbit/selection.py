@@ -39,8 +39,10 @@ def spread(index: NDArray[np.int64], filters: int, wanted: int) -> tuple[NDArray
     """Blocks with `index` (c_out, k) into a bank of `filters`, over a bank of `wanted` that has filters more than once.
 
     Returns their indices there, and of which filter each one there is. Filters are copied in the order of how many
-    blocks share one, as long as there are two; those of one position in their filters are divided among the copies
-    in turn, so that each copy meets every part of the input.
+    blocks share one, as long as there are two. Blocks take the copies in turn, those of the first position of all
+    filters first, then those of the second: where a position has as many as there are copies, each copy meets that
+    part of the input. From a fixed selection to twice the bank, one half of the layer's filters ends with one set of
+    copies and the other half with the other.
     """
     used = np.bincount(index.ravel(), minlength=filters)
     copies = np.ones(filters, dtype=np.int64)

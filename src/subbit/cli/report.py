@@ -37,7 +37,7 @@ def command(
         return build_table(load_spec(find_spec(name)))
 
     if check and update is None:
-        raise ConfigError("--check needs --update FILE: the document whose tables to check")
+        raise ConfigError("--check needs --update FILE: the document to check")
     if update is not None:
         try:
             text = update.read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def command(
         files = {update: replace_tables(text, table_of, str(update))}
         for path, drawing in marked_figures(text, table_of, str(update)).items():
             files[update.parent / path] = drawing
-        stale = [file for file, fresh in files.items() if _text_of(file) != fresh]
+        stale = [file for file, fresh in files.items() if not file.is_file() or file.read_bytes() != fresh.encode()]
         if check and stale:
             names = ", ".join(map(str, stale))
             raise ConfigError(f"{names}: stale; run: subbit report --update {update}")
@@ -67,7 +67,3 @@ def command(
         return
     page, text_page = write_report(tables, out)
     typer.echo(f"{page}\n{text_page}")
-
-
-def _text_of(file: Path) -> str | None:
-    return file.read_text(encoding="utf-8") if file.is_file() else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -19,13 +19,20 @@ from numpy.typing import NDArray
 from subbit.experiments.ledger import Layer
 from subbit.experiments.table import Measured, Table, TableRow, size
 
-Point = tuple[float, float, float]  # x, accuracy, spread
+
+class Point(NamedTuple):
+    """A mark. Rows that stand beside the same published row are the same `network`, trained in several ways."""
+
+    x: float
+    accuracy: float
+    spread: float
+    network: str
+
 
 # Eight hues that stay apart for colour-blind readers (Okabe and Ito), black for the dense network.
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _ACCURACY_TICKS = (0, 20, 40, 60, 70, 80, 85, 90, 92, 94, 96, 97, 98, 98.5, 99, 99.2, 99.4, 99.6, 99.8, 99.9)
-_SAME_SIZE = 1.03  # files of one network, trained in several ways: indices are stored in some of them
 STYLE: Any = {  # Matplotlib's types would have every key spelt out as a literal
     "svg.hashsalt": "subbit",  # element ids would be random otherwise
     "svg.fonttype": "path",
@@ -161,19 +168,24 @@ def _accuracy_over_bytes(table: Table) -> str:
         seen: list[float] = []
         for number, series in enumerate(_series(table)):
             rows = [row for row in table.rows if row.row.series == series]
-            paper = [
-                (dense_bytes / row.published.ratio, row.published.accuracy[table.spec.column], 0.0)
+            paper = {
+                Point(
+                    dense_bytes / row.published.ratio,
+                    row.published.accuracy[table.spec.column],
+                    0.0,
+                    row.row.published,
+                )
                 for row in rows
                 if row.published and dense_bytes and table.spec.column in row.published.accuracy
-            ]
+            }
             ours = [(row, row.measured) for row in rows if row.measured]
-            counted = [  # of a network that the paper does not have, it has no count either
-                (dense_bytes / m.last.paper_ratio, m.accuracy, m.spread or 0.0)
+            counted = [  # ratios are to a row's own dense network: of another width, it is not the one of the paper
+                _point(dense_bytes / m.last.paper_ratio, row, m)
                 for row, m in ours
                 if row.published and m.last.paper_ratio and dense_bytes
             ]
-            files = [(m.last.stored_bytes, m.accuracy, m.spread or 0.0) for _, m in ours]
-            seen += _plot(left, paper, number, hollow=True)
+            files = [_point(m.last.stored_bytes, row, m) for row, m in ours]
+            seen += _plot(left, sorted(paper), number, hollow=True)
             seen += _plot(left, counted, number)
             seen += _plot(right, files, number, label=series)
         right.set(title="Whole file, classifier and all (ours)")
@@ -197,8 +209,8 @@ def _accuracy_over_ratio(table: Table) -> str:
         axes = figure.add_subplot()
         seen: list[float] = []
         for number, series in enumerate(_series(table), start=1):
-            ours = [m for row, m in table.measured if row.row.series == series]
-            points = [(m.last.paper_ratio, m.accuracy, m.spread or 0.0) for m in ours if m.last.paper_ratio]
+            ours = [(row, m) for row, m in table.measured if row.row.series == series]
+            points = [_point(m.last.paper_ratio, row, m) for row, m in ours if m.last.paper_ratio]
             seen += _plot(axes, points, number, label=series)
         axes.set(xlabel="compression ratio, by the paper's count", ylabel="test accuracy (%)", title=table.spec.title)
         _zoom(axes, seen)
@@ -206,15 +218,19 @@ def _accuracy_over_ratio(table: Table) -> str:
         return as_svg(figure)
 
 
+def _point(x: float, row: TableRow, measured: Measured) -> Point:
+    return Point(x, measured.accuracy, measured.spread or 0.0, row.row.published)
+
+
 def _plot(axes: Axes, points: Sequence[Point], number: int, *, hollow: bool = False, label: str = "") -> list[float]:
-    """One series as marks, spread as bars, a line through the best of each size; gives the accuracies to be shown."""
-    best, others = _best_of_each_size(points)
+    """One series as marks, spread as bars, a line through the best of each network; gives the accuracies shown."""
+    best, others = _best_of_each_network(points)
     for some, line, name in ((best, ":" if hollow else "-", label), (others, "none", "")):
         if some:
-            x, accuracy, spread = zip(*some, strict=True)
+            spread = [point.spread for point in some]
             axes.errorbar(
-                x,
-                accuracy,
+                [point.x for point in some],
+                [point.accuracy for point in some],
                 yerr=spread if any(spread) else None,
                 linestyle=line,
                 marker=_MARKERS[number % len(_MARKERS)],
@@ -226,21 +242,16 @@ def _plot(axes: Axes, points: Sequence[Point], number: int, *, hollow: bool = Fa
                 capsize=3,
                 label=name or None,
             )
-    return [edge for _, accuracy, spread in points for edge in (accuracy - spread, accuracy + spread)]
+    return [edge for one in points for edge in (one.accuracy - one.spread, one.accuracy + one.spread)]
 
 
-def _best_of_each_size(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
-    """Points in the order of their sizes, of those that hardly differ the most accurate one; and the others."""
-    best: list[Point] = []
-    others: list[Point] = []
-    for point in sorted(points):
-        if best and point[0] <= _SAME_SIZE * best[-1][0]:
-            worse, better = sorted((best.pop(), point), key=lambda one: one[1])
-            others.append(worse)
-            best.append(better)
-        else:
-            best.append(point)
-    return best, others
+def _best_of_each_network(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Of the trainings of each network the most accurate one, in the order of x; and the others."""
+    best: dict[str, Point] = {}
+    for point in points:
+        if point.network not in best or point.accuracy > best[point.network].accuracy:
+            best[point.network] = point
+    return sorted(best.values()), [point for point in points if point not in best.values()]
 
 
 def _series(table: Table) -> list[str]:
@@ -289,5 +300,5 @@ def byte_axis(axes: Axes) -> None:
 
 def as_svg(figure: Figure) -> str:
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     return buffer.getvalue()

@@ -161,10 +161,10 @@ def replace_tables(text: str, table_of: Callable[[str], Table], where: str) -> s
 def marked_figures(text: str, table_of: Callable[[str], Table], where: str) -> dict[str, str]:
     """The drawings that `text` owns: SVG by the path that the link behind a comment gives."""
     opening = "<!-- subbit:figure "
-    marked: list[tuple[str, str]] = re.findall(rf"{opening}([\w.-]+) -->\n!\[[^\]]*\]\(([^)\s]+\.svg)\)", text)
+    marked: list[tuple[str, str]] = re.findall(rf"{opening}([\w.-]+) -->\n!\[[^\]]*\]\((\w[\w./-]*\.svg)\)", text)
     if len(marked) != text.count(opening):
         raise ConfigError(
-            f"{where}: behind '{opening}NAME -->' the next line must be the picture, ![what it shows](path.svg)"
+            f"{where}: behind '{opening}NAME -->' the next line must be the picture, ![what it shows](folder/file.svg)"
         )
     drawn = {}
     for name, path in marked:

@@ -198,8 +198,8 @@ class CompressedLayer(nn.Module):
         return True
 
     @property
-    def starting_size(self) -> float:
-        """The root mean square of a filter at the start of a training, where BatchNorm takes any."""
+    def unpacked_size(self) -> float:
+        """The root mean square that `unpack` gives filters before a BatchNorm, which takes any: that of new ones."""
         return math.sqrt(2 / self.fan_in)
 
     @property

@@ -86,8 +86,8 @@ class BWNLayer(LatentLayer):
         self.latent.copy_(weight)  # α·sign(W) is the nearest there is to W
 
     @property
-    def starting_size(self) -> float:
-        return SETTLED  # of the latents themselves
+    def unpacked_size(self) -> float:
+        return SETTLED  # it is that of the latents
 
     def start_record(self, record: Weight, gain: Tensor) -> None:
         super().start_record(record, gain)

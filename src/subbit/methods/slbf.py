@@ -53,6 +53,8 @@ from subbit.records import Stacked, Weight
 if TYPE_CHECKING:
     from subbit.methods.legonet import LegoNetLayer
 
+_ABOVE_ZERO = 1e-3
+
 
 @dataclass(frozen=True, repr=False)
 class SLBF(StackingMethod):
@@ -169,8 +171,9 @@ class SLBFLayer(StackedLayer):
         self.R.copy_((bank * relative.clamp_min(1e-3) * self._reach / 2).clamp(-1, 1).reshape(self.R.shape))
         scales = projections(blocks, bank).reshape(self.stacking_shape)
         if self.Q is not None:
-            # without scaling factors the order is what counts, and magnitudes have to follow it
-            self.Q.copy_(scales if self.method.scale else scales - scales.amin(2, keepdim=True))
+            # without scaling factors the order is what counts; magnitudes have to follow it, above zero
+            lowest = scales.amin(2, keepdim=True) - _ABOVE_ZERO * self._reach
+            self.Q.copy_(scales if self.method.scale else scales - lowest)
         if self.scale is not None:
             self.scale.copy_(scales.gather(2, self.frozen_index.unsqueeze(2).cpu()).squeeze(2))
 

@@ -181,7 +181,7 @@ class StackedLayer(CompressedLayer):
 
     @property
     def selector(self) -> nn.Parameter | None:
-        """Whose largest magnitude of each block chooses, (c_out, k, m); None where the selection is fixed."""
+        """What chooses, (c_out, k, m), by the largest magnitude as `start_from` leaves it; None where a rule does."""
         raise NotImplementedError
 
     def split(self, weight: Tensor) -> Tensor:
@@ -189,9 +189,9 @@ class StackedLayer(CompressedLayer):
         return weight.detach().to("cpu", torch.float64).reshape(math.prod(self.index_shape), -1)
 
     def start_record(self, record: Weight, gain: Tensor) -> None:
-        """As `record`. Where the bank is larger than the file's, its filters are there more than once.
+        """As `record`. Where selections learn, a bank that is larger than the file's has its filters several times.
 
-        Blocks that shared a filter share its copies then: the same weights, with more to learn.
+        Blocks that shared a filter are divided among its copies then: the same weights, with more to learn.
         """
         assert isinstance(record, Stacked)
         if record.depth != self.depth or record.filters > self.filters:
@@ -199,7 +199,7 @@ class StackedLayer(CompressedLayer):
                 f"{record.filters} shared filters of depth {record.depth} do not fit a layer of {self.filters} of "
                 f"depth {self.depth}: f1 must be that of the file, and f2 no less"
             )
-        index, copied = spread(record.index, record.filters, self.filters)
+        index, copied = spread(record.index, record.filters, record.filters if self.fixed else self.filters)
         if self.fixed and not np.array_equal(index, self.frozen_index.cpu().numpy()):
             raise ModelError(
                 f"the fixed rule for {self.filters} shared filters is not how the file selects from {record.filters}: "

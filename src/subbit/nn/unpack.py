@@ -4,9 +4,9 @@
     subbit.unpack(model, "net.sbit", images=batch)
 
 A file holds what a network computes, not how it was trained. Signs get latents of one size, about that of trained ones,
-so that all are as far from turning (where a method has no scales apart from its latents, theirs). BatchNorm was folded
-into a gain and a shift per channel: its statistics are taken from `images` again, and its weight and bias such that it
-does to these what the file does.
+so that all are as far from turning; where the scales of a method are the size of its latents, only before a BatchNorm,
+which takes any. BatchNorm was folded into a gain and a shift per channel: its statistics are taken from `images` again,
+and its weight and bias such that it does to these what the file does.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def unpack(
     the one of `pack`. The model, in fp32, is changed in place and stays in its mode; afterwards it answers as the file
     does, which is checked. Where it cannot, it is as it was before.
 
-    Stacked layers may have more shared filters than those of the file (a larger f2, with selections that are learned):
-    each of the file's is there several times then, for fewer blocks each.
+    Stacked layers whose selections are learned may have more shared filters than those of the file (a larger f2, or a
+    bank of which the file left unused ones out): the file's are there several times then, for fewer blocks each.
     """
     program = without_levels(decode(load(file).data))
     if not isinstance(images, Tensor) or tuple(images.shape[1:]) != program.input_shape or not len(images):
@@ -161,9 +161,9 @@ def _fill(layer: CompressedLayer | Plain, op: Conv | Linear, norm: _BatchNorm | 
     if norm is None:
         own = gain
     elif norm.affine and isinstance(layer, CompressedLayer) and layer.has_scales:
-        # BatchNorm takes any positive factor: filters of the size at which training starts
+        # BatchNorm takes any positive factor
         size = torch.from_numpy(op.weight.weight()).flatten(1).square().mean(1).sqrt()
-        own = layer.starting_size / size.clamp_min(torch.finfo(size.dtype).tiny)
+        own = layer.unpacked_size / size.clamp_min(torch.finfo(size.dtype).tiny)
         if isinstance(layer, StackedLayer):  # whose scales have signs
             own = torch.where(gain < 0, -own, own)
     if isinstance(layer, CompressedLayer):
