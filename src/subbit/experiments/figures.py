@@ -199,7 +199,8 @@ def _accuracy_over_bytes(table: Table) -> str:
             axes.set_xlabel("bytes")
             _zoom(axes, seen)
             byte_axis(axes)
-        right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        if right.get_legend_handles_labels()[0]:
+            right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         return as_svg(figure)
 
 
