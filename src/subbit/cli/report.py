@@ -50,8 +50,7 @@ def command(
             files[update.parent / path] = drawing
         stale = [file for file, fresh in files.items() if not file.is_file() or file.read_bytes() != fresh.encode()]
         if check and stale:
-            names = ", ".join(map(str, stale))
-            raise ConfigError(f"{names}: stale; run: subbit report --update {update}")
+            raise ConfigError(f"{', '.join(map(str, stale))}: stale; run: subbit report --update {update}")
         for file in stale:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(files[file], encoding="utf-8")
