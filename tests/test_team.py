@@ -96,6 +96,7 @@ def test_closing_a_network_ends_its_threads(tmp_path: Path) -> None:
     file.write_bytes(encode(everything()))
     script = f"""if True:
         import os
+        import time
         import numpy as np
         import subbit
         def threads():
@@ -106,6 +107,9 @@ def test_closing_a_network_ends_its_threads(tmp_path: Path) -> None:
         net(x, threads=5)
         during = threads()
         del net
+        deadline = time.monotonic() + 20
+        while threads() > before and time.monotonic() < deadline:  # joined ones stay in /proc for a moment
+            time.sleep(0.01)
         print(during - before, threads() - before)
     """
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
