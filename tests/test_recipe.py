@@ -77,6 +77,8 @@ def test_document_and_plot_show_the_kept_results() -> None:
         ("**Fixed selections** are {:.0f} points ahead", "both", "both-learned"),
         ("and {:.0f} where these have\n", "muon", "muon-learned"),
         ("lie in between, {:.1f} points behind", "both-again", "both-frozen"),
+        ("last fifth only, they are {:.1f} points behind", "both-once-more", "both-frozen-late"),
+        ("with a tenth of the rate are {:.1f} points behind", "both-once-more", "both-norm-low"),
         ("**Growing images** cost {:.1f} points", "both-full", "both"),
         ("**Label smoothing** is worth {:.1f} points", "both-again", "both-plain"),
         ("squares that are blanked\n  out cost {:.1f} points", "both-again", "both-cutout"),
