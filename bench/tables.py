@@ -107,15 +107,16 @@ def latency(result: Json) -> str:
 def accuracies() -> dict[tuple[str, str], str]:
     """Of trained networks, by the label of the timed ones and precision: of packed ones that of the zoo's file."""
     files = {card.name: card for card in zoo.cards()}
+    rows = {row.row.name: row for row in build_table(load_spec(ROOT / "experiments" / f"{SPEC}.toml")).rows}
     found: dict[tuple[str, str], str] = {}
-    for row in build_table(load_spec(ROOT / "experiments" / f"{SPEC}.toml")).rows:
-        for label in (label for label, name in TRAINED.items() if name == row.row.name):
-            if label.startswith("dense") and row.measured:
-                found[label, "fp32"] = _reached(row.measured.accuracy, row.measured.epochs, row.row.epochs)
-            for precision, ending in (("fp32", ""), ("int8", "-int8")):
-                card = files.get(f"vgg16-cifar10-{row.row.name}{ending}")
-                if card is not None:
-                    found[label, precision] = _reached(card.accuracy, card.epochs, row.row.epochs)
+    for label, name in TRAINED.items():
+        wanted, measured = rows[name].row.epochs, rows[name].measured
+        if label.startswith("dense") and measured:
+            found[label, "fp32"] = _reached(measured.accuracy, measured.epochs, wanted)
+        for precision, ending in (("fp32", ""), ("int8", "-int8")):
+            card = files.get(f"vgg16-cifar10-{name}{ending}")
+            if card is not None:
+                found[label, precision] = _reached(card.accuracy, card.epochs, wanted)
     return found
 
 
