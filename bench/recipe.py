@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
+from bench import selections
 from subbit import data as datasets
 from subbit.data.dataset import DataSet, Part
 from subbit.experiments.figures import PALETTE, STYLE, as_svg
@@ -84,7 +85,8 @@ def run(one: Try, data: DataSet) -> dict[str, Any]:
     if one.settings.init_from:
         others["init_from"] = str(RUNS / one.settings.init_from)
     shutil.rmtree(RUNS / one.name, ignore_errors=True)
-    result = fit(one.settings.but(validation=0, test_each_epoch=True, **others), out=RUNS / one.name, data=data)
+    with selections.known():
+        result = fit(one.settings.but(validation=0, test_each_epoch=True, **others), out=RUNS / one.name, data=data)
     return {
         "name": one.name,
         "validation": round(100 * result.test_accuracy, 2),

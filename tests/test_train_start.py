@@ -72,6 +72,26 @@ def test_selections_that_were_frozen_learn_again(tmp_path: Path) -> None:
         assert not bool(after.frozen)
 
 
+@pytest.mark.parametrize("scale", [True, False])
+def test_fixed_selections_can_begin_to_learn(tmp_path: Path, scale: bool) -> None:
+    fixed, learned = ({"selection": selection, "scale": scale} for selection in ("fixed", "learned"))
+    fit(tiny.settings(epochs=1, method_options=fixed), out=tmp_path / "slbf", data=tiny.digits())
+    trained, _ = load_run(tmp_path / "slbf")
+    started = build_model(tiny.settings(init_from=str(tmp_path / "slbf"), seed=5, method_options=learned), 10, 1)
+    layers = [(a, b) for a, b in zip(trained.modules(), started.modules(), strict=True) if isinstance(a, SLBFLayer)]
+    assert layers
+    for before, after in layers:
+        assert isinstance(after, SLBFLayer)
+        assert torch.equal(after.R, before.R)
+        assert torch.equal(after.selected_index(), before.selected_index())
+        assert not bool(after.frozen)
+    images = torch.rand(4, 1, 28, 28)
+    torch.testing.assert_close(started.eval()(images), trained.eval()(images), rtol=1e-4, atol=1e-5)
+    other = {"selection": "learned", "scale": not scale}
+    with pytest.raises(ConfigError, match=r"options of the method that add parameters must be equal"):
+        build_model(tiny.settings(init_from=str(tmp_path / "slbf"), method_options=other), 10, 1)
+
+
 def test_starting_point_must_be_dense_or_alike(dense: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a dense resnet18 or a legonet resnet18 or a slbf resnet18 is needed"):
         build_model(tiny.settings(model="resnet18", init_from=str(dense)), 10, 1)

@@ -181,6 +181,19 @@ class SLBFLayer(StackedLayer):
         super().start_record(record, gain)
         self.R.copy_(signs(self.R) * SETTLED)
 
+    def can_select_from(self, trained: SLBFLayer) -> bool:
+        """Whether `start_selecting` takes that layer."""
+        alike = self.stacking_shape == trained.stacking_shape and self.has_scales == trained.has_scales
+        return alike and self.weight_shape == trained.weight_shape and not self.fixed
+
+    @torch.no_grad()
+    def start_selecting(self, trained: SLBFLayer) -> None:
+        """As `trained`, a layer of this size with a fixed selection, which learns here from now on."""
+        self.start_record(trained.record(), torch.ones(self.weight_shape[0]))
+        self.R.copy_(trained.R)
+        if self.bias is not None and trained.bias is not None:
+            self.bias.copy_(trained.bias)
+
     @property
     def _reach(self) -> float:
         """R starts uniform in ± this: the variance 2/(s·d²) of He's rule for one filter of the bank, at most 1."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,27 +154,37 @@ def _starting_point(settings: Settings) -> Run:
 
 
 def _start_alike(model: nn.Module, source: nn.Module, settings: Settings) -> None:
-    """All weights of a run of the same method, to train them further in another way. Selections learn again."""
+    """All weights of a run of the same method, to train them further in another way. Selections learn again.
+
+    Those of a run that had fixed ones can begin to learn, from where they are.
+    """
+    trained = dict(source.named_modules())
+    selecting = {
+        name: (layer, start)
+        for name, layer in model.named_modules()
+        if isinstance(layer, SLBFLayer) and isinstance(start := trained.get(name), SLBFLayer)
+        if start.fixed and layer.can_select_from(start)
+    }
     try:
-        model.load_state_dict(source.state_dict())
+        _load_outside(model, source, selecting)
+        for layer, start in selecting.values():
+            layer.start_selecting(start)
     except RuntimeError as error:
         raise ConfigError(
             f"init_from = {settings.init_from!r} has other parameters than this network: classes, f1, f2, keep, "
             "model_options and options of the method that add parameters must be equal"
         ) from error
-    for layer in model.modules():
-        if isinstance(layer, StackedLayer) and "frozen" in dict(layer.state_dict()):  # not where they are fixed
-            layer.frozen.fill_(False)
+    for module in model.modules():
+        if isinstance(module, StackedLayer) and not module.fixed:
+            module.frozen.fill_(False)
 
 
 def _start_from_legonet(model: nn.Module, source: nn.Module, settings: Settings) -> None:
     """Stacked layers as `SLBF.from_legonet` makes them of their namesakes, everything else as it was trained."""
     trained = dict(source.named_modules())
     stacked = {name: layer for name, layer in model.named_modules() if isinstance(layer, SLBFLayer)}
-    inside = tuple(f"{name}." for name in stacked)
     try:
-        rest = {key: value for key, value in source.state_dict().items() if not key.startswith(inside)}
-        model.load_state_dict(rest, strict=False)
+        _load_outside(model, source, stacked)
         for name, layer in stacked.items():
             options = {key: getattr(layer.method, key) for key in ("scale", "selection", "estimator")}
             layer.load_state_dict(SLBF.from_legonet(trained[name], **options).state_dict())
@@ -183,6 +193,14 @@ def _start_from_legonet(model: nn.Module, source: nn.Module, settings: Settings)
             f"init_from = {settings.init_from!r} has other shared filters than this network: "
             "f1, f2 and keep must be equal"
         ) from error
+
+
+def _load_outside(model: nn.Module, source: nn.Module, layers: Iterable[str]) -> None:
+    """Everything of `source` but what is inside the named layers; a RuntimeError where it does not fit."""
+    inside = tuple(f"{name}." for name in layers)
+    state = source.state_dict()
+    own = {key: value for key, value in model.state_dict().items() if key.startswith(inside)}
+    model.load_state_dict({key: value for key, value in state.items() if not key.startswith(inside)} | own)
 
 
 @contextlib.contextmanager
