@@ -10,7 +10,7 @@
  *     sb_close(model);
  *
  * A model is read-only once opened and may be shared by any number of threads; a context belongs to one thread at a
- * time. sb_run allocates nothing. Needs libc, libm and, for sb_team, POSIX threads; nothing else.
+ * time. sb_run allocates nothing. Needs libc, libm and POSIX threads; nothing else.
  */
 #ifndef SUBBIT_H
 #define SUBBIT_H

@@ -109,6 +109,13 @@ def test_reproduce_from_spec_to_table(
     assert (again.accuracy, again.curve, again.seconds) == (taught.accuracy, taught.curve, taught.seconds)
     assert model.stat().st_mtime_ns == trained
 
+    # into a ledger of one's own it is measured again; the first one stays as it is
+    kept = spec.ledger.read_bytes()
+    mine = small.parent / "mine"
+    reproduce(small, "--epochs", "1", "--rows", "dense", "--results", str(mine), "--runs", str(mine / "runs"))
+    assert [line.accuracy for line in ledger.read(mine / "small.jsonl").entries] == [dense.accuracy]
+    assert spec.ledger.read_bytes() == kept
+
     # the same rows as files with cards; what was not measured has none
     zoo = small.parent / "zoo"
     monkeypatch.setattr(experiments_zoo, "INTEGER_GAP", 100)  # a network that learnt next to nothing is easily moved

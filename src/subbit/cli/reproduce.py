@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +31,10 @@ def command(
         str, typer.Option("--data-dir", help="Where data sets are, or are downloaded to; SUBBIT_DATA otherwise.")
     ] = "",
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run folders.")] = Path("runs"),
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", help="Folder of the ledger, instead of results/ beside the spec: measure all anew."),
+    ] = None,
     zoo: Annotated[
         Path | None, typer.Option("--zoo", help="Also pack these rows into this folder, each with a card.")
     ] = None,
@@ -46,7 +50,8 @@ def command(
 ) -> None:
     """Run the rows of a table that are not measured yet, then print paper and ours side by side.
 
-    A run that was interrupted goes on where it stopped. Results are appended to results/NAME.jsonl beside the spec.
+    A run that was interrupted goes on where it stopped. Results are appended to results/NAME.jsonl beside the spec. What is
+    measured there is not run again; --results with a folder of yours runs it again, and shows what you get.
     """
     from subbit.experiments import ledger
     from subbit.experiments.run import all_jobs, missing_jobs, run_job, select_rows
@@ -60,7 +65,7 @@ def command(
         return
     if name is None:
         raise ConfigError("which table? give the name of a spec, such as mnist; --list shows all")
-    spec = load_spec(find_spec(name))
+    spec = replace(load_spec(find_spec(name)), results=results)
     chosen = select_rows(spec, _split(rows or []))
     jobs = missing_jobs(spec, ledger.read(spec.ledger).entries, chosen, epochs=epochs, seeds=_numbers(seeds))
     if dry_run and as_json:

@@ -77,12 +77,13 @@ class Spec:
     path: Path = field(compare=False)
     baseline: str = ""  # the row that others are compared with, each at its budget
     note: str = ""
+    results: Path | None = field(default=None, compare=False)  # another folder for the ledger
 
     @property
     def ledger(self) -> Path:
         """Where measurements are kept: results/ beside the spec, or in ./experiments for specs of the package."""
         folder = Path("experiments") if self.path.parent == PACKAGED else self.path.parent
-        return folder / "results" / f"{self.name}.jsonl"
+        return (self.results or folder / "results") / f"{self.name}.jsonl"
 
     def row(self, name: str) -> Row:
         for row in self.rows:
