@@ -218,11 +218,13 @@ def test_missing_and_failing_runtimes_are_named(net: subbit.Network, monkeypatch
         raise RuntimeError("no such\n  operator")
 
     monkeypatch.setitem(RUNTIMES, "absent", Runtime(("a_package_that_is_not_there",), broken))
+    monkeypatch.setitem(RUNTIMES, "trained", Runtime(("another_one",), broken, extra="train"))
     monkeypatch.setitem(RUNTIMES, "broken", Runtime((), broken))
-    result = bench(net, against=["absent", "broken"], batches=[1], threads=[1, 2], seconds=1e-3)
+    result = bench(net, against=["absent", "trained", "broken"], batches=[1], threads=[1, 2], seconds=1e-3)
     assert [entrant.name for entrant in result.entrants] == ["subbit packed fp32", "subbit packed int8"]
     assert [(skipped.name, skipped.reason) for skipped in result.skipped] == [
         ("absent", "a_package_that_is_not_there not installed: pip install 'subbit[bench]'"),
+        ("trained", "another_one not installed: pip install 'subbit[train]'"),
         ("broken", "RuntimeError: no such operator"),
     ]
 

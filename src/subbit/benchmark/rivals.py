@@ -161,10 +161,11 @@ _PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 
 @dataclass(frozen=True)
 class Runtime:
-    """How to get contestants of a runtime, and the packages it needs."""
+    """How to get contestants of a runtime, the packages it needs, and the extra of subbit that has them."""
 
     packages: tuple[str, ...]
     contestants: Callable[[Graphs, int], Iterator[Contestant]]
+    extra: str = "bench"
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -172,7 +173,7 @@ class Runtime:
 
 
 RUNTIMES = {
-    "torch": Runtime(("torch",), in_torch),
+    "torch": Runtime(("torch",), in_torch, extra="train"),
     "onnxruntime": Runtime(("onnx", "onnxruntime"), in_onnxruntime),
     "openvino": Runtime(("onnx", "openvino"), in_openvino),
 }

@@ -228,7 +228,7 @@ def _rivals(graphs: Graphs, against: Sequence[str], threads: int, result: Result
         runtime = RUNTIMES[name]
         if runtime.missing:
             needs = ", ".join(runtime.missing)
-            _skip(result, name, f"{needs} not installed: pip install 'subbit[bench]'")
+            _skip(result, name, f"{needs} not installed: pip install 'subbit[{runtime.extra}]'")
             continue
         try:
             yield from runtime.contestants(graphs, threads)
