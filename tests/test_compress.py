@@ -19,7 +19,7 @@ from subbit.accounting import weight_bits
 from subbit.methods import BNN, BWN, SLBF, BinaryConnect, LegoNet, XNORNet
 from subbit.methods.base import CompressedLayer, Init, Method
 from subbit.models import resnet18
-from subbit.nn.compress import FIRST, LAST, Conversion, Decision, conversion_of
+from subbit.nn.compress import FIRST, FROZEN, LAST, Conversion, Decision, conversion_of
 from tests import zoo_models
 
 SLBF_HALF = SLBF(f1="1/2", f2="1/4")
@@ -378,11 +378,23 @@ def test_training_flags_requires_grad_and_buffers_of_kept_modules_survive() -> N
         assert torch.equal(compressed.get_buffer(name), buffer)
 
 
-def test_frozen_layer_trains_again_and_says_so() -> None:
+def test_frozen_layers_stay_unless_asked_for() -> None:
     model = small(nn.Conv2d(16, 16, 3, padding=1).requires_grad_(False))
-    compressed = subbit.compress(model, SLBF_HALF)
+    assert decisions(subbit.compress(model, SLBF_HALF))["1"].kept_because == FROZEN
+    compressed = subbit.compress(model, SLBF_HALF, policy={"1": SLBF_HALF})
     assert decisions(compressed)["1"].notes == ("was frozen; the parameters of the compressed layer are trainable",)
     assert all(p.requires_grad for p in compressed.get_submodule("1").parameters())
+
+
+def test_a_frozen_convolution_is_not_the_first_one() -> None:
+    means = nn.Conv2d(3, 3, 1).requires_grad_(False)
+    made = decisions(subbit.compress(nn.Sequential(means, *small(nn.Conv2d(16, 16, 3, padding=1))), SLBF_HALF))
+    assert [made[name].kept_because for name in ("0", "1", "2")] == [FROZEN, FIRST, ""]
+
+
+def test_a_model_that_is_frozen_as_a_whole_is_compressed() -> None:
+    made = decisions(subbit.compress(small(nn.Conv2d(16, 16, 3, padding=1)).requires_grad_(False), SLBF_HALF))
+    assert [made[name].kept_because for name in ("0", "1")] == [FIRST, ""]
 
 
 def test_forward_hooks_are_carried_over_and_backward_hooks_reported() -> None:

@@ -16,18 +16,16 @@ operation gets the values that its inputs should have, so an error shows where i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
+from torch import Tensor, nn
 
 from subbit.errors import ModelError
 from subbit.format import decode
-from subbit.nn.lowering.tracing import Trace, evaluating
-from subbit.nn.pack import Packed, to_packed
+from subbit.nn.lowering.tracing import evaluating, run_graph
+from subbit.nn.pack import Packed, check_trace, to_packed
 from subbit.nn.reference import run_op
 from subbit.records import Conv, Linear, Op, Program, Storage
 from subbit.runtime import Network
@@ -109,6 +107,7 @@ def compare(net: Network, model: nn.Module, x: Tensor, *, tolerance: float = TOL
     packed = to_packed(model, stored.input_shape, stored.storage, batch=len(x))
     _check_structure(stored, packed.program)
     x = x.detach().to("cpu", torch.float32)
+    check_trace(model, packed.trace, x)
     with torch.no_grad():
         sides = _Sides(net, stored, packed, model, x)
         limits = {"packing": tolerance, "storage": STORAGE_TOLERANCE[stored.storage], "core": tolerance}
@@ -127,7 +126,7 @@ class _Sides:
         self.operations = net.operations
         self.core = [x, *(torch.from_numpy(value) for value in net.values(x.numpy()))]
         with evaluating(model):
-            found = _run_graph(packed.trace, model, x, packed.origins.values())
+            found = run_graph(packed.trace, model, x, packed.origins.values())
         self.torch = {value: found[node] for value, node in packed.origins.items()}
         self.exact = [x]  # PyTorch's values, and those of the reference where PyTorch has none
         for number, op in enumerate(self.own, start=1):
@@ -176,31 +175,3 @@ def _structure(op: Op) -> tuple[Any, ...]:
 def _describe(op: Op) -> str:
     weight = f" {type(op.weight).__name__} {op.weight.shape}" if isinstance(op, Conv | Linear) else ""
     return f"{type(op).__name__}{weight} {op.name}".rstrip()
-
-
-def _run_graph(trace: Trace, model: nn.Module, x: Tensor, wanted: Iterable[fx.Node]) -> dict[fx.Node, Tensor]:
-    """Values of nodes as the model computes them, in its own precision and on its own device."""
-    some = next(model.parameters(), x)
-    keep = set(wanted)
-    values: dict[fx.Node, Any] = {}
-    kept: dict[fx.Node, Tensor] = {}
-
-    def look_up(argument: Any) -> Any:
-        return values[argument] if isinstance(argument, fx.Node) else argument
-
-    for node in trace.graph.nodes:
-        args: Any = map_aggregate(node.args, look_up)
-        kwargs: Any = map_aggregate(node.kwargs, look_up)
-        if node.op == "placeholder":
-            values[node] = x.to(some.device, some.dtype)
-        elif node.op == "get_attr":
-            values[node] = trace.constants[node.target]
-        elif node.op == "call_module":
-            values[node] = trace.layers[node.target](*args, **kwargs)
-        elif node.op == "call_method":
-            values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-        elif node.op == "call_function":
-            values[node] = node.target(*args, **kwargs)
-        if node in keep:  # a copy: an operation in place may come behind it
-            kept[node] = values[node].detach().to("cpu", torch.float32, copy=True)
-    return kept

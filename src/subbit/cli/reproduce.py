@@ -50,8 +50,8 @@ def command(
 ) -> None:
     """Run the rows of a table that are not measured yet, then print paper and ours side by side.
 
-    A run that was interrupted goes on where it stopped. Results are appended to results/NAME.jsonl beside the spec. What is
-    measured there is not run again; --results with a folder of yours runs it again, and shows what you get.
+    A run that was interrupted goes on where it stopped. Results are appended to results/NAME.jsonl beside the spec.
+    What is measured there is not run again; --results with a folder of yours runs it again, and shows what you get.
     """
     from subbit.experiments import ledger
     from subbit.experiments.run import all_jobs, missing_jobs, run_job, select_rows

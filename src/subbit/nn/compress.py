@@ -28,6 +28,7 @@ _ATTRIBUTE = "_subbit_conversion"
 _SUPPORTED: tuple[type[Plain], ...] = (nn.Conv1d, nn.Conv2d, nn.Linear)
 _OWN_PARAMETERS = frozenset({"weight", "bias"})
 
+FROZEN = "frozen, while other layers are trained (its name in policy= compresses it)"
 FIRST = "first convolution"
 LAST = "last linear layer"
 BEHIND_RELU = "its input comes from a functional relu, so all its signs are +1: use a nn.ReLU module or F.hardtanh"
@@ -84,7 +85,8 @@ def compress(
     check_values(model, layers)
     rules = Rules(model, method, keep, policy or {}, layers)
     reading = order.read(model)
-    facts = _Facts(_ends(layers, reading), _tied(model), reading.functional())
+    frozen = _frozen(layers)
+    facts = _Facts(_ends(layers, reading, frozen), _tied(model), reading.functional(), frozen)
 
     decisions: list[Decision] = []
     replacements: dict[int, nn.Module] = {}  # id of a module of the original -> what stands in its place
@@ -159,6 +161,7 @@ class _Facts:
     ends: dict[int, str]  # id of a module -> FIRST or LAST
     tied: dict[int, str]  # id of a parameter -> its names
     functional: set[str]  # layers whose weight is handed to a functional
+    frozen: set[int]  # ids of layers that are not trained, where others are
 
 
 def _reason_to_keep(layer: Layer, wish: Wish, facts: _Facts) -> str:
@@ -168,6 +171,8 @@ def _reason_to_keep(layer: Layer, wish: Wish, facts: _Facts) -> str:
     if wish.method is None:
         return wish.reason
     unsupported = _unsupported(layer.module, facts.tied)
+    if not wish.asked and id(layer.module) in facts.frozen:
+        return FROZEN
     if wish.method.binary_input and facts.functional & set(layer.names):
         unsupported = unsupported or "called through a functional, which would not take the signs of its input"
     if unsupported and wish.exact:
@@ -222,10 +227,21 @@ def _tied(model: nn.Module) -> dict[int, str]:
     return {key: " and ".join(found) for key, found in names.items() if len(found) > 1}
 
 
-def _ends(layers: list[Layer], reading: order.Reading) -> dict[int, str]:
-    """The first convolution and the last linear layer that run, by id of the module."""
+def _frozen(layers: list[Layer]) -> set[int]:
+    """Layers whose parameters are not trained, by id; none in a model that is frozen as a whole, as if to run it."""
+    frozen = {
+        id(layer.module)
+        for layer in layers
+        if not any(parameter.requires_grad for parameter in layer.module.parameters(recurse=False))
+    }
+    return frozen if len(frozen) < len(layers) else set()
+
+
+def _ends(layers: list[Layer], reading: order.Reading, frozen: set[int]) -> dict[int, str]:
+    """The first convolution and the last linear layer that run and learn, by id of the module."""
     by_name = {name: layer.module for layer in layers for name in layer.names}
     running = [by_name[name] for name in reading.layers()]
+    running = [module for module in running if id(module) not in frozen]
     ends: dict[int, str] = {}
     convolutions = [module for module in running if _does(module, order.CONVOLUTIONS, "conv")]
     if convolutions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import prod
 from operator import index
@@ -43,12 +43,17 @@ def measure(
         raise ModelError("a ScriptModule cannot be inspected: pass the model it was scripted or traced from")
     layers = find_layers(model)
     check_values(model, layers)
-    shape = _without_batch(input_shape, layers)
-    example = _example(model, shape)
+    examples = [_example(model, shape) for shape in _without_batch(input_shape, layers)]
     decisions, notes = _decisions(model)
     # the model may draw random numbers when it runs; the user's stream of them stays where it is
-    with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
-        positions = count_positions(model, layers, example)
+    with torch.random.fork_rng(devices=[examples[0].device] if examples[0].is_cuda else []):
+        try:
+            example, positions = _first_that_runs(model, layers, examples)
+        except ModelError as error:
+            wrong_rank = _wrong_rank(input_shape, layers)
+            if wrong_rank is None:
+                raise
+            raise wrong_rank from error
         rows = [_layer(layer, positions, decisions, storage) for layer in layers]
         others = _others(model, layers, positions, storage)
         try:
@@ -60,7 +65,7 @@ def measure(
             pack_error, cost = str(error), Cost()
     return Report(
         name=type(model).__name__,
-        input_shape=shape,
+        input_shape=tuple(example.shape[1:]),
         layers=tuple(rows),
         others=tuple(others),
         overhead_bits=overhead,
@@ -74,8 +79,11 @@ def measure(
 # ------------------------------------------------------------------------------------------------- input
 
 
-def _without_batch(input_shape: Sequence[int], layers: list[Layer]) -> Shape:
-    """One input's shape; the first convolution, or else a linear layer, says how many dimensions that has."""
+def _without_batch(input_shape: Sequence[int], layers: list[Layer]) -> list[Shape]:
+    """What may be one input's shape, the likeliest first: as many dimensions as the first convolution takes.
+
+    A model may have other ideas: it may add a dimension, or register a convolution of another kind before the first.
+    """
     try:
         shape = tuple(index(extent) for extent in input_shape)
     except TypeError:
@@ -84,14 +92,31 @@ def _without_batch(input_shape: Sequence[int], layers: list[Layer]) -> Shape:
         raise ConfigError(f"input shape {reprlib.repr(input_shape)}: give positive whole numbers such as (3, 32, 32)")
     convolutions = [w for w in (_weight_shape(layer.module) for layer in layers) if len(w) > 2]
     if not convolutions:
-        return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
+        return [shape[1:] if len(shape) > 1 and shape[0] == 1 else shape]
     rank = len(convolutions[0]) - 1
-    if len(shape) == rank + 1:
-        return shape[1:]
-    if len(shape) != rank:
-        wanted = "(channels, length)" if rank == 2 else "(channels, height, width)"
-        raise ConfigError(f"input shape {shape}: this model takes {wanted[:-1]}{', …)' if rank > 3 else ')'}")
-    return shape
+    shapes = [shape, shape[1:]] if len(shape) <= rank else [shape[1:], shape]
+    return [shape for shape in shapes if shape]
+
+
+def _wrong_rank(input_shape: Sequence[int], layers: list[Layer]) -> ConfigError | None:
+    """What to say of a shape that has other dimensions than the first convolution, where the model does not run."""
+    rank = next((len(w) - 1 for w in (_weight_shape(layer.module) for layer in layers) if len(w) > 2), 0)
+    if not rank or len(input_shape) in (rank, rank + 1):
+        return None
+    wanted = "(channels, length" if rank == 2 else "(channels, height, width"
+    return ConfigError(f"input shape {tuple(input_shape)}: this model takes {wanted}{', …)' if rank > 3 else ')'}")
+
+
+def _first_that_runs(model: nn.Module, layers: list[Layer], examples: list[Tensor]) -> tuple[Tensor, dict[str, int]]:
+    """The first example that the model takes, and the positions of its layers."""
+    likeliest, *others = examples
+    try:
+        return likeliest, count_positions(model, layers, likeliest)
+    except ModelError:
+        for example in others:
+            with suppress(ModelError):
+                return example, count_positions(model, layers, example)
+        raise
 
 
 def _example(model: nn.Module, shape: Shape) -> Tensor:

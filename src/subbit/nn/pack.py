@@ -11,19 +11,32 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from subbit.calibration import calibrated
-from subbit.errors import PackError
+from subbit.errors import PackError, SubbitError
 from subbit.format import encode
-from subbit.nn.lowering.lower import lower
+from subbit.nn.lowering.lower import Lowered, differs_for, lower
 from subbit.nn.lowering.simplify import numbered, simplify
-from subbit.nn.lowering.tracing import OutputKey, Trace
-from subbit.records import Preprocessing, Program, Shape, Storage
+from subbit.nn.lowering.tracing import (
+    VALUE,
+    OutputKey,
+    Trace,
+    as_input,
+    evaluating,
+    run_graph,
+    single_output,
+    unchanged,
+    unwrapped,
+)
+from subbit.records import Op, Preprocessing, Program, Reshape, Shape, Storage
+from subbit.shapes import value_shapes
 
 Example = Tensor | Sequence[int]
 
@@ -70,7 +83,9 @@ def pack(
     """
     if int8 != (calibrate is not None):
         raise PackError("int8=True needs calibrate=images to take the ranges of the activations from, and only it does")
-    program = to_program(model, example, storage, labels, preprocessing, output)
+    packed = to_packed(model, input_shape(example), storage, labels, preprocessing, output)
+    check_trace(model, packed.trace, output=output)
+    program = packed.program
     if int8:
         program = calibrated(program, calibrate)
     data = encode(program)
@@ -115,7 +130,74 @@ def to_packed(
         labels=tuple(labels),
         preprocessing=preprocessing,
     )
+    if _accepts_too_much(model, lowered, program, output):
+        program, origins = _pinned(program, origins)
     return Packed(program, lowered.trace, origins)
+
+
+def _accepts_too_much(model: nn.Module, lowered: Lowered, program: Program, output: OutputKey) -> bool:
+    """Whether the file would run on inputs of another size without computing what the model does there.
+
+    A sum, or a slice up to the end, is stored with the size that it has here.
+    """
+    shape = program.input_shape
+    for dim in range(len(shape)):
+        other = (*shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
+        if not _infers(replace(program, input_shape=other)):
+            continue
+        if differs_for(model, lowered, other, output):
+            return True
+    return False
+
+
+def _infers(program: Program) -> bool:
+    """Whether the shapes of all values fit together, as far as sizes are concerned."""
+    try:
+        shapes = value_shapes(program)
+    except SubbitError:
+        return False
+    reshaped = ((op, shape) for op, shape in zip(program.ops, shapes[1:], strict=True) if isinstance(op, Reshape))
+    return all(prod(shapes[op.inputs[0]]) == prod(shape) for op, shape in reshaped)
+
+
+def _pinned(program: Program, origins: dict[int, fx.Node]) -> tuple[Program, dict[int, fx.Node]]:
+    """The same behind a reshape of the input to its own shape, which an input of another size does not have."""
+    first: Op = Reshape(inputs=(0,), shape=program.input_shape)
+    ops = (first, *(replace(op, inputs=tuple(i + 1 for i in op.inputs)) for op in program.ops))
+    output = program.output if program.output < 0 else program.output + 1
+    return replace(program, ops=ops, output=output), {value + 1: node for value, node in origins.items()}
+
+
+def check_trace(model: nn.Module, trace: Trace, x: Tensor | None = None, output: OutputKey = None) -> None:
+    """A PackError unless the trace of a model computes what the model does, for `x` or for random numbers.
+
+    A model may take another path while it is traced, where it asks for types or for something else than shapes.
+    """
+    model = unwrapped(model)
+    graph = trace.graph
+    given = next(node for node in graph.nodes if node.op == "placeholder").meta[VALUE].shape
+    result = next(node for node in graph.nodes if node.op == "output")
+    if x is None:
+        x = torch.randn(given, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng(devices=[]), evaluating(model), unchanged(model), torch.no_grad():
+        found = run_graph(trace, model, x, [result])[result]
+        try:
+            wanted = single_output(model(as_input(model, x)), output).detach().to("cpu", torch.float32)
+        except SubbitError:
+            raise
+        except Exception as error:
+            raise PackError(f"{type(model).__name__} fails on an input of shape {tuple(x.shape)}: {error}") from error
+    if wanted.shape != found.shape or not torch.allclose(found, wanted, 1e-3, 1e-3 * _largest(wanted), equal_nan=True):
+        raise PackError(
+            f"{type(model).__name__} computes something else when it is traced than when it runs, so the file would be "
+            "wrong: its forward asks for the type of a tensor, changes a tensor of its own in place, or depends on "
+            "chance or on earlier inputs; change that part"
+        )
+
+
+def _largest(values: Tensor) -> float:
+    finite = values[values.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
 
 
 def input_shape(example: Example) -> Shape:

@@ -18,7 +18,7 @@ from subbit.errors import PackError, SubbitError
 from subbit.nn.lowering import weighted
 from subbit.nn.lowering.builder import Builder, Records, Value
 from subbit.nn.lowering.movement import MOVEMENT
-from subbit.nn.lowering.pointwise import ELEMENTWISE, Handler
+from subbit.nn.lowering.pointwise import ELEMENTWISE, Handler, dropout, identity
 from subbit.nn.lowering.spatial import SPATIAL
 from subbit.nn.lowering.tracing import VALUE, OutputKey, Trace, trace, unwrapped
 from subbit.records import Binary, Dense, Op, Shape, Stacked
@@ -37,6 +37,8 @@ _ALIASES = {
     "rmatmul": "matmul", "invert": "bitwise_not",
 }  # fmt: skip
 
+_KEYWORDS = {"keepdims": "keepdim", "axis": "dim"}  # as NumPy has them
+
 _STALE = "uses a value that was changed in place through a view of it: use the operation that is not in place"
 
 # Batch sizes of the two traces. Whatever depends on the batch comes out differently and is found.
@@ -52,6 +54,7 @@ class Lowered:
     output: int
     origins: dict[int, fx.Node]  # value -> the node of `trace` that gives it
     trace: Trace
+    records: Records
 
 
 def lower(model: nn.Module, shape: Shape, output: OutputKey = None, batch: int | None = None) -> Lowered:
@@ -73,12 +76,38 @@ def lower(model: nn.Module, shape: Shape, output: OutputKey = None, batch: int |
     return first
 
 
+def differs_for(model: nn.Module, lowered: Lowered, shape: Shape, output: OutputKey = None) -> bool:
+    """Whether `model` takes inputs of another shape as well, but with other operations."""
+    try:
+        other = _lower(unwrapped(model), shape, output, lowered.trace.batch, lowered.records)
+    except SubbitError:
+        return False
+    alike = len(lowered.ops) == len(other.ops) and lowered.output == other.output
+    return not alike or not all(map(_same, lowered.ops, other.ops))
+
+
 def _lower(model: nn.Module, shape: Shape, output: OutputKey, batch: int, records: Records) -> Lowered:
     traced = trace(model, shape, batch, output)
     lowering = _Lowering(model, shape, traced, records)
-    for node in traced.graph.nodes:
+    for node in _needed(traced.graph):
         lowering.visit(node)
-    return Lowered(lowering.builder.ops, lowering.builder.shapes, lowering.output, lowering.origins, traced)
+    return Lowered(lowering.builder.ops, lowering.builder.shapes, lowering.output, lowering.origins, traced, records)
+
+
+def _needed(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that the output depends on; what a model gives or keeps besides needs no packed form."""
+    needed: dict[fx.Node, None] = {}
+    for node in reversed(graph.nodes):
+        if node.op in ("output", "placeholder") or _in_place(node) or any(user in needed for user in node.users):
+            needed[node] = None
+    return list(reversed(needed))
+
+
+def _in_place(node: fx.Node) -> bool:
+    """Whether a node gives a tensor that it was given, changed."""
+    if node.op not in ("call_function", "call_method") or HANDLERS.get(_operation(node.target)) in (identity, dropout):
+        return False
+    return any(node.meta[VALUE] is source.meta[VALUE] for source in node.all_input_nodes)
 
 
 class _Lowering:
@@ -125,7 +154,7 @@ class _Lowering:
     def _handle(self, node: fx.Node) -> Any:
         b = self.builder
         args: Any = map_aggregate(node.args, self._argument)
-        given = {k: v for k, v in node.kwargs.items() if k != "out" or v is not None}
+        given = {_KEYWORDS.get(k, k): v for k, v in node.kwargs.items() if k != "out" or v is not None}
         kwargs: Any = map_aggregate(given, self._argument)
         if node.op == "call_module":
             return weighted.compressed(b, self.trace.layers[str(node.target)], *args, **kwargs)

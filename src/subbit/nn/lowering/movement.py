@@ -12,11 +12,12 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from subbit.nn.lowering.builder import Builder, Value
-from subbit.nn.lowering.pointwise import activation, clamp, neg
+from subbit.nn.lowering.pointwise import activation, clamp, combine, neg
 from subbit.nn.lowering.spatial import extreme
 from subbit.records import Mean, Softmax
 
@@ -31,8 +32,8 @@ def reshape(b: Builder, input: Value, *args: Any, **kwargs: Any) -> Value:
     return b.reshape(input, b.shape)
 
 
-def permute(b: Builder, input: Value, *dims: Any) -> Value:
-    order = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
+def permute(b: Builder, input: Value, *order: Any, dims: Any = None) -> Value:
+    order = _listed(order, dims)
     return _permute(b, input, [d % (input.rank + 1) for d in order])
 
 
@@ -56,15 +57,22 @@ def _permute(b: Builder, x: Value, order: list[int]) -> Value:
     return b.permute(x, [d - 1 for d in order[1:]])
 
 
+def _listed(given: tuple[Any, ...], named: Any) -> tuple[Any, ...]:
+    """Numbers that were given one by one, as one list, or by name."""
+    if named is None:
+        named = given[0] if len(given) == 1 and isinstance(given[0], Sequence) else given
+    return (named,) if isinstance(named, int) else tuple(named)
+
+
 def expand(b: Builder, input: Value, *args: Any, **kwargs: Any) -> Value:
     """Dimensions of size 1 repeated; new ones come in front of the old, where the batch is."""
     b.require(len(b.shape) == input.rank, "adds dimensions in front of the batch")
     return _repeat(b, input, [want // have for want, have in zip(b.shape, input.shape, strict=True)])
 
 
-def repeat(b: Builder, input: Value, *sizes: Any) -> Value:
+def repeat(b: Builder, input: Value, *sizes: Any, repeats: Any = None, dims: Any = None) -> Value:
     """repeat and tile, which may name the last dimensions only."""
-    counts = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else list(sizes)
+    counts = list(_listed(sizes, repeats if dims is None else dims))
     counts = [1] * (input.rank + 1 - len(counts)) + counts
     b.require(len(counts) == input.rank + 1 and counts[0] == 1, "repeats the batch")
     return _repeat(b, input, counts[1:])
@@ -99,9 +107,9 @@ def channel_shuffle(b: Builder, input: Value, groups: int) -> Value:
 # --------------------------------------------------------------------------------------- cutting, joining
 
 
-def cat(b: Builder, tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Value:
+def cat(b: Builder, tensors: Sequence[Any], dim: int = 0) -> Value:
     values = _values(b, tensors)
-    return b.concat(values, b.dim(dim if axis is None else axis, values[0].rank))
+    return b.concat(values, b.dim(dim, values[0].rank))
 
 
 def stack(b: Builder, tensors: Sequence[Any], dim: int = 0) -> Value:
@@ -180,9 +188,8 @@ def index_select(b: Builder, input: Value, dim: int, index: Any) -> Value:
     return _gather(b, input, b.dim(dim, input.rank), [int(i) for i in index.tolist()])
 
 
-def flip(b: Builder, input: Value, *dims: Any) -> Value:
-    axes = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
-    for axis in b.dims(tuple(axes), input.rank):
+def flip(b: Builder, input: Value, *axes: Any, dims: Any = None) -> Value:
+    for axis in b.dims(_listed(axes, dims), input.rank):
         input = _gather(b, input, axis, list(reversed(range(input.shape[axis]))))
     return input
 
@@ -211,18 +218,54 @@ def getitem(b: Builder, input: Any, index: Any) -> Any:
     """Part of a tuple, or a tensor indexed by slices, numbers, None, … and one list of entries."""
     if not isinstance(input, Value):
         return operator.getitem(input, index)
-    items = list(index) if isinstance(index, tuple) else [index]
-    if Ellipsis in [i for i in items if not isinstance(i, Tensor)]:
-        at = next(n for n, i in enumerate(items) if i is Ellipsis)
-        missing = input.rank + 1 - sum(i is not None and i is not Ellipsis for i in items)
-        items[at : at + 1] = [slice(None)] * missing
-    b.require(items[0] == slice(None) or _whole_batch(b, items[0]), "indexes the batch: images must stay apart")
+    items = _items(b, input, index)
     lists = sum(isinstance(item, list | Tensor) for item in items)
     b.require(lists <= 1, "an index of several lists of numbers has no packed form: supported is one list")
     x, dim = input, 0
     for item in items[1:]:
         x, dim = _index(b, x, dim, item)
     return x
+
+
+def _items(b: Builder, x: Value, index: Any) -> list[Any]:
+    """An index as a list that begins with the whole batch, without an ellipsis."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if Ellipsis in [i for i in items if not isinstance(i, Tensor)]:
+        at = next(n for n, i in enumerate(items) if i is Ellipsis)
+        missing = x.rank + 1 - sum(i is not None and i is not Ellipsis for i in items)
+        items[at : at + 1] = [slice(None)] * missing
+    b.require(items[0] == slice(None) or _whole_batch(b, items[0]), "indexes the batch: images must stay apart")
+    return items
+
+
+def setitem(b: Builder, input: Value, index: Any, value: Any) -> Value:
+    """What `input` is after input[index] = value: the parts around the value, joined with it."""
+    items = _items(b, input, index)[1:]
+    b.require(all(isinstance(i, slice | int) for i in items), "assigns to entries chosen by a list: use torch.cat")
+    return _assigned(b, input, 0, items, value)
+
+
+def _assigned(b: Builder, x: Value, dim: int, items: Sequence[slice | int], value: Any) -> Value:
+    if dim == len(items):
+        return _filling(b, x, value)
+    size, item = x.shape[dim], items[dim]
+    taken = range(size)[item if isinstance(item, slice) else slice(item % size, item % size + 1)]
+    b.require(len(taken) > 0 and taken.step == 1, "assigns to entries that do not lie side by side: use torch.cat")
+    middle = _assigned(b, b.slice(x, dim, taken.start, taken.stop), dim + 1, items, value)
+    around = [(0, taken.start), (taken.stop, size)]
+    before, after = ([b.slice(x, dim, start, stop)] if start < stop else [] for start, stop in around)
+    return b.concat([*before, middle, *after], dim)
+
+
+def _filling(b: Builder, x: Value, value: Any) -> Value:
+    """`value` in the shape of x."""
+    if not isinstance(value, Value):
+        numbers = b.without_batch(torch.as_tensor(value, dtype=torch.float32), x.rank)
+        return b.constant(np.ascontiguousarray(np.broadcast_to(numbers, x.shape)))
+    if prod(value.shape) == prod(x.shape):
+        return b.reshape(value, x.shape)
+    b.require(value.rank == x.rank, f"assigns a value of shape {value.shape} to a part of shape {x.shape}")
+    return _repeat(b, value, [want // have for want, have in zip(x.shape, value.shape, strict=True)])
 
 
 def _whole_batch(b: Builder, item: Any) -> bool:
@@ -248,13 +291,11 @@ def _index(b: Builder, x: Value, dim: int, item: Any) -> tuple[Value, int]:
 
 
 def mean(b: Builder, input: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Value:
-    dim = kwargs.get("axis", dim)
     b.require(dim is not None, "takes the mean over the batch: name the dimensions")
     return _mean(b, input, b.dims(dim, input.rank), keepdim)
 
 
 def total(b: Builder, input: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Value:
-    dim = kwargs.get("axis", dim)
     b.require(dim is not None, "sums over the batch: name the dimensions")
     return _sum(b, input, b.dims(dim, input.rank), keepdim)
 
@@ -304,15 +345,17 @@ def amin(b: Builder, input: Value, dim: Any = (), keepdim: bool = False) -> Valu
     return neg(b, amax(b, neg(b, input), dim, keepdim))
 
 
-def maximum_along(b: Builder, input: Value, dim: Any = None, keepdim: bool = False) -> Any:
-    if isinstance(dim, Value):  # torch.max(a, b)
-        return b.arithmetic("max", input, dim)
+def maximum_along(b: Builder, input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    other = dim if other is None else other
+    if isinstance(other, Value | Tensor):  # torch.max(a, b)
+        return combine(b, "max", input, other)
     return (amax(b, input, dim, keepdim), None)  # the indices have no packed form
 
 
-def minimum_along(b: Builder, input: Value, dim: Any = None, keepdim: bool = False) -> Any:
-    if isinstance(dim, Value):
-        return b.arithmetic("min", input, dim)
+def minimum_along(b: Builder, input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    other = dim if other is None else other
+    if isinstance(other, Value | Tensor):
+        return combine(b, "min", input, other)
     return (amin(b, input, dim, keepdim), None)
 
 
@@ -363,7 +406,7 @@ MOVEMENT: dict[str, Handler] = {
     "channel_shuffle": channel_shuffle, "native_channel_shuffle": channel_shuffle,
     "cat": cat, "concat": cat, "concatenate": cat, "stack": stack, "split": split, "split_with_sizes": split,
     "chunk": chunk, "tensor_split": tensor_split, "unbind": unbind, "narrow": narrow, "select": select,
-    "index_select": index_select, "flip": flip, "roll": roll, "getitem": getitem,
+    "index_select": index_select, "flip": flip, "roll": roll, "getitem": getitem, "setitem": setitem,
     "mean": mean, "sum": total, "var": variance, "std": deviation, "amax": amax, "amin": amin, "max": maximum_along,
     "min": minimum_along,
     "softmax": softmax, "log_softmax": log_softmax, "norm": norm, "vector_norm": norm,

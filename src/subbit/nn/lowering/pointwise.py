@@ -147,6 +147,8 @@ def neg(b: Builder, input: Value) -> Value:
 
 def power(b: Builder, input: Operand, exponent: Operand) -> Value:
     """x to a number: products for whole ones, with a root for halves, exp(p · log x) for the rest."""
+    if isinstance(exponent, Tensor) and exponent.numel() == 1:  # a learned one, as in GeM pooling
+        exponent = exponent.item()
     if not isinstance(input, Value) or not isinstance(exponent, int | float):
         raise b.error("a power that is not a number has no packed form: supported is a value to a power of 1/2, 2, …")
     p = float(exponent)

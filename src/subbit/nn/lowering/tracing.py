@@ -9,15 +9,17 @@ Control flow on values stays impossible and is an error.
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import operator
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
@@ -30,7 +32,10 @@ PATH = "subbit_path"  # node.meta: the innermost module, as (path, type name)
 
 OutputKey = str | int | None
 
-_MOVES = frozenset({"to", "cpu", "cuda", "float", "half", "double", "bfloat16", "type_as"})
+_MOVES = frozenset({"to", "cpu", "cuda", "float", "half", "double", "bfloat16", "type", "type_as"})
+_SET_ITEM = ("__setitem__", operator.setitem)
+_IN_PLACE_OPERATORS = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__")
+_NOT_IN_PLACE = "use torch.cat, F.pad or an operation that is not in place"
 _DEPENDS_ON_VALUES = "depends on the values of its input (an if, float() or item() of a tensor)"
 
 
@@ -63,6 +68,14 @@ class ShapedProxy(fx.Proxy):
     def __len__(self) -> int:
         return len(self.value)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """An operation in place: its node gives the very tensor that it changes."""
+        tracer = self.tracer
+        assert isinstance(tracer, ShapedTracer)
+        self.value[map_aggregate(index, _on_meta)] = _on_meta(value)
+        arguments = tuple(map(tracer.create_arg, (self, index, value)))
+        tracer._with_meta(tracer.create_node("call_function", operator.setitem, arguments, {}), self.value)
+
     def __float__(self) -> float:
         raise TypeError(_DEPENDS_ON_VALUES)
 
@@ -80,6 +93,7 @@ class ShapedTracer(fx.Tracer):
         super().__init__()
         self.example = example
         self.constants: dict[str, Tensor] = {}
+        self.overwritten: dict[int, tuple[Tensor, str]] = {}  # real tensors that a computed value went into, by memory
         self.current: list[tuple[str, str]] = []  # (path, type name) of the modules being executed
 
     def proxy(self, node: fx.Node) -> ShapedProxy:
@@ -100,13 +114,31 @@ class ShapedTracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         path = self.path_of_module(m)
         self.current.append((path, type(m).__name__))
-        result = super().call_module(m, forward, args, kwargs)
+        if isinstance(m, CompressedLayer) and (m._forward_hooks or m._forward_pre_hooks):
+            result = self._call_hooked(m, path, forward, args, kwargs)
+        else:
+            result = super().call_module(m, forward, args, kwargs)
         self.current.pop()  # not in a finally: after an error this says where it happened
         return result
 
+    def _call_hooked(self, layer: nn.Module, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A leaf with hooks, which are traced: only what lies between them is the leaf."""
+        vars(layer)["forward"] = lambda *args, **kwargs: self.create_proxy("call_module", path, args, kwargs)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            del vars(layer)["forward"]
+
     def create_arg(self, a: Any) -> Any:
+        if isinstance(a, fx.Proxy):
+            return a.node
+        if isinstance(a, np.generic):
+            return a.item()
         if not isinstance(a, Tensor):
             return super().create_arg(a)
+        if a.untyped_storage().data_ptr() in self.overwritten:
+            method = self.overwritten[a.untyped_storage().data_ptr()][1]
+            raise TypeError(f"uses a tensor of its own after {method} put a computed value into it; {_NOT_IN_PLACE}")
         name = f"constant_{len(self.constants)}"
         self.constants[name] = a
         return self._with_meta(self.create_node("get_attr", name, (), {}), a)
@@ -123,12 +155,18 @@ class ShapedTracer(fx.Tracer):
     ) -> Any:
         if kind == "call_function" and _is_wrapped(target):
             return target(*args, **kwargs)
+        if target == "type" and len(args) > 1 and _is_floating(args[1]):
+            return args[0]
+        if target in _SET_ITEM:
+            raise TypeError(f"assigns a computed value to a part of a tensor that it made; {_NOT_IN_PLACE}")
         value = self.example if kind == "placeholder" else self._evaluate(kind, target, args, kwargs)
         several = isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value)
         if not several and not isinstance(value, Tensor):
             return value  # a size, a number of dimensions, a flag
         proxy = super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
         self._with_meta(proxy.node, value)
+        if kind == "call_method" and _is_in_place(target) and not isinstance(args[0], fx.Proxy):
+            self.overwritten[args[0].untyped_storage().data_ptr()] = (args[0], target)
         if not several:
             return proxy
         parts = tuple(self._part(proxy.node, i, part) for i, part in enumerate(value))
@@ -157,7 +195,8 @@ class ShapedTracer(fx.Tracer):
             return layer.plain(args[0], torch.empty(layer.weight_shape, device="meta"))
         if kind == "call_method":
             # Moves between devices and floating types stay on the meta device, and return the tensor itself.
-            moved = target in _MOVES and not any(isinstance(a, torch.dtype) and not a.is_floating_point for a in args)
+            kinds = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, torch.dtype)]
+            moved = target in _MOVES and args[0].is_floating_point() and all(a.is_floating_point for a in kinds)
             return args[0] if moved else getattr(args[0], target)(*args[1:], **kwargs)
         return target(*args, **kwargs)
 
@@ -180,7 +219,7 @@ def trace(model: nn.Module, shape: tuple[int, ...], batch: int, output: OutputKe
     _check_inputs(model)
     root = _Root(model, output)
     tracer = ShapedTracer(torch.empty((batch, *shape), device="meta"))
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), unchanged(model), torch.no_grad(), _proxies_are_tensors():
         try:
             graph = tracer.trace(root)
         except SubbitError:
@@ -203,6 +242,45 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Whatever a forward leaves in the attributes of modules is gone afterwards: nobody else can use a proxy."""
+    modules = [(module, dict(vars(module))) for module in model.modules()]
+    containers = [
+        (value, value.copy())
+        for _, attributes in modules
+        for value in attributes.values()
+        if isinstance(value, dict | list | set)
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes in modules:
+            vars(module).clear()
+            vars(module).update(attributes)
+        for container, content in containers:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(content)
+
+
+@contextmanager
+def _proxies_are_tensors() -> Iterator[None]:
+    """isinstance(proxy, Tensor) holds, as models ask it; of anything but a proxy it says what it always says.
+
+    A `__class__` of its own would convince the C++ side of PyTorch too, which would then read a proxy as a tensor.
+    """
+    usual = builtins.isinstance
+
+    def is_instance(value: Any, kind: Any, /) -> bool:
+        return usual(value, kind) or (type(value) is ShapedProxy and usual(value.value, kind))
+
+    builtins.isinstance = is_instance
+    try:
+        yield
+    finally:
+        builtins.isinstance = usual
 
 
 def place(node: fx.Node) -> str:
@@ -262,6 +340,15 @@ def _check_inputs(model: nn.Module) -> None:
         )
 
 
+def _is_floating(kind: Any) -> bool:
+    """Of what `Tensor.type` takes besides a dtype: torch.FloatTensor, or its name."""
+    return not isinstance(kind, torch.dtype) and any(name in str(kind) for name in ("Float", "Double", "Half"))
+
+
+def _is_in_place(method: str) -> bool:
+    return method in _IN_PLACE_OPERATORS or (method.endswith("_") and not method.endswith("__"))
+
+
 def _is_wrapped(target: Any) -> bool:
     """A function that its author gave to torch.fx.wrap: with known shapes it need not be a leaf."""
     return isinstance(target, types.FunctionType) and target.__module__.split(".")[0] != "torch"
@@ -275,6 +362,45 @@ def _on_meta(leaf: Any) -> Any:
     if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
         return torch.float32  # the packed network computes in fp32, whatever the model's dtype
     return leaf
+
+
+def run_graph(trace: Trace, model: nn.Module, x: Tensor, wanted: Iterable[fx.Node]) -> dict[fx.Node, Tensor]:
+    """Values of nodes as the model computes them, in its own precision and on its own device."""
+    keep = set(wanted)
+    values: dict[fx.Node, Any] = {}
+    kept: dict[fx.Node, Tensor] = {}
+
+    def look_up(argument: Any) -> Any:
+        return values[argument] if isinstance(argument, fx.Node) else argument
+
+    for node in trace.graph.nodes:
+        args: Any = map_aggregate(node.args, look_up)
+        kwargs: Any = map_aggregate(node.kwargs, look_up)
+        if node.op == "placeholder":
+            values[node] = as_input(model, x)
+        elif node.op == "get_attr":
+            constant = trace.constants[str(node.target)]
+            written = any(user.op == "call_method" and _is_in_place(str(user.target)) for user in node.users)
+            values[node] = constant.clone() if written else constant
+        elif node.op == "call_module":  # its hooks are nodes of their own
+            values[node] = trace.layers[str(node.target)].forward(*args, **kwargs)
+        elif node.op == "call_method":
+            values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        elif node.op == "call_function":
+            assert callable(node.target)
+            result = node.target(*args, **kwargs)
+            values[node] = args[0] if node.target is operator.setitem else result
+        elif node.op == "output":
+            values[node] = args[0]
+        if node in keep:  # a copy: an operation in place may come behind it
+            kept[node] = values[node].detach().to("cpu", torch.float32, copy=True)
+    return kept
+
+
+def as_input(model: nn.Module, x: Tensor) -> Tensor:
+    """`x` on the device and in the type of a model."""
+    some = next(model.parameters(), x)
+    return x.to(some.device, some.dtype)
 
 
 def single_output(result: Any, key: OutputKey) -> Any:

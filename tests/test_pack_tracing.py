@@ -1,0 +1,254 @@
+"""What a model may ask and do while it is read for packing: the file computes what the model does, or there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import subbit
+from subbit.errors import PackError
+from subbit.methods import SLBF
+from subbit.nn.pack import to_packed
+from subbit.verify import compare
+
+SHAPE = (3, 16, 16)
+TORCH: Any = torch  # spellings that run, but that its types do not know
+Forward = Callable[[Any, Any], Any]
+
+
+class Net(nn.Module):
+    """Two convolutions, then what a test is about."""
+
+    def __init__(self, rest: Forward) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+        self.level = nn.Parameter(torch.randn(1, 16, 1, 1))
+        self.power = nn.Parameter(torch.tensor([3.0]))
+        self.cache: Any = None
+        self.seen: list[Any] = []
+        self.rest = rest
+
+    def forward(self, x: Tensor) -> Any:
+        return self.rest(self, F.relu(self.conv(F.relu(self.stem(x)))))
+
+
+def made(rest: Forward) -> Any:
+    torch.manual_seed(0)
+    return subbit.compress(Net(rest), SLBF(f1="1/2", f2="1/4")).eval()
+
+
+def difference(net: subbit.Network, model: nn.Module, shape: tuple[int, ...] = SHAPE) -> float:
+    x = torch.randn(3, *shape)
+    with torch.no_grad():
+        wanted = model(x)
+    wanted = (wanted["logits"] if isinstance(wanted, dict) else wanted).numpy()
+    found = net(x.numpy())
+    assert found.shape == wanted.shape
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def assigned(self: Any, x: Any) -> Any:
+    x[:, :8] = F.relu(x[:, 8:] - 0.3)
+    x[:, 2:5, 1:-1, 3] = 0.5
+    x[:, :, 0] = x[:, :, 1]
+    x[..., -2:] = self.level
+    return x
+
+
+def accumulated(self: Any, x: Any) -> Any:
+    total = torch.zeros(x.shape)
+    total += x
+    return total * self.level + x
+
+
+def checked(self: Any, x: Any) -> Any:
+    assert isinstance(x, torch.Tensor)
+    assert isinstance(x, Tensor | None)
+    assert not isinstance(x, (list, nn.Parameter))
+    return x * 2 if torch.is_tensor(x) else x
+
+
+def cached(self: Any, x: Any) -> Any:
+    if self.cache is None:
+        self.cache = torch.ones(len(x), 1, 1, 1)
+    return x * self.cache
+
+
+FORWARDS: dict[str, Forward] = {
+    "isinstance": checked,
+    "assignment": assigned,
+    "sum_in_place": accumulated,
+    "cache_of_a_batch": cached,
+    "keepdims": lambda self, x: x - x.mean(dim=(2, 3), keepdims=True) + x.sum(axis=1, keepdims=True),
+    "named_dims": lambda self, x: x.flip(dims=[3]).permute(dims=(0, 2, 3, 1)).repeat(repeats=(1, 1, 2, 1)),
+    "named_dims_of_functions": lambda self, x: torch.tile(torch.permute(x, dims=(0, 3, 1, 2)), dims=(2, 1)),
+    "one_flip": lambda self, x: torch.flip(x, [3]) + x.flip(2),
+    "max_with_stored": lambda self, x: torch.max(x, self.level) + torch.min(self.level, x) + torch.max(x, other=x + 1),
+    "axis": lambda self, x: TORCH.amax(x, axis=1) + TORCH.max(x, axis=1).values + TORCH.std(x, axis=1),
+    "learned_power": lambda self, x: x.clamp(min=1e-3).pow(self.power).mean((2, 3)).pow(1 / self.power),
+    "numpy_number": lambda self, x: np.float32(0.5) * x,
+    "tensor_types": lambda self, x: x.type(torch.FloatTensor) + x.type("torch.FloatTensor") + x.type(torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_it_is_packed_as_it_runs(name: str, tmp_path: Path) -> None:
+    model = made(FORWARDS[name])
+    subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, storage="f32")
+    net = subbit.load(tmp_path / "net.sbit")
+    assert compare(net, model, torch.randn(2, *SHAPE)).ok
+    assert difference(net, model) < 1e-5
+
+
+def of_type(self: Any, x: Any) -> Any:
+    return x * 2 if type(x) is torch.Tensor else x
+
+
+def into_zeros(self: Any, x: Any) -> Any:
+    zeros = torch.zeros(x.shape)
+    zeros[:, :8] = x[:, :8]
+    return zeros + x
+
+
+def added_to_zeros(self: Any, x: Any) -> Any:
+    zeros = torch.zeros(x.shape)
+    zeros.add_(x)
+    return zeros + x
+
+
+def scattered(self: Any, x: Any) -> Any:
+    x[:, ::2] = 0
+    return x
+
+
+def listed(self: Any, x: Any) -> Any:
+    x[:, [0, 3]] = 0
+    return x
+
+
+REFUSED: dict[str, tuple[Forward, str]] = {
+    "type": (of_type, "Net computes something else when it is traced than when it runs"),
+    "assignment_to_zeros": (into_zeros, "assigns a computed value to a part of a tensor that it made; use torch.cat"),
+    "sum_in_zeros": (added_to_zeros, "uses a tensor of its own after add_ put a computed value into it"),
+    "every_second": (scattered, "entries that do not lie side by side"),
+    "a_list": (listed, "entries chosen by a list"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_wrong_is_refused(name: str, tmp_path: Path) -> None:
+    forward, message = REFUSED[name]
+    with pytest.raises(PackError, match=message):
+        subbit.pack(made(forward), tmp_path / "net.sbit", example=SHAPE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_verify_runs_the_model_itself(tmp_path: Path) -> None:
+    model = made(lambda self, x: x)
+    subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, storage="f32")
+    model.rest = lambda self, x: x if type(x) is not torch.Tensor else x * 2  # the same operations when it is traced
+    with pytest.raises(PackError, match="computes something else when it is traced"):
+        compare(subbit.load(tmp_path / "net.sbit"), model, torch.randn(2, *SHAPE))
+
+
+def test_hooks_of_compressed_layers_are_part_of_the_network(tmp_path: Path) -> None:
+    model = Net(lambda self, x: x)
+    model.conv.register_forward_pre_hook(lambda module, args: (args[0] * 0.5 - 0.1,))
+    model.conv.register_forward_hook(lambda module, args, output: output * 2 + 1)
+    small = subbit.compress(model, SLBF(f1="1/2", f2="1/4")).eval()
+    subbit.pack(small, tmp_path / "net.sbit", example=SHAPE, storage="f32")
+    net = subbit.load(tmp_path / "net.sbit")
+    assert difference(net, small) < 1e-5
+    assert compare(net, small, torch.randn(2, *SHAPE)).ok
+    assert "forward" not in vars(small.get_submodule("conv"))
+
+
+def test_nothing_stays_in_the_model(tmp_path: Path) -> None:
+    def keeps(self: Any, x: Any) -> Any:
+        self.features = x
+        self.seen.append(x)
+        self.cache = x.mean()
+        return x
+
+    model = made(keeps)
+    before = {key: id(value) for key, value in vars(model).items()}
+    subbit.pack(model, tmp_path / "net.sbit", example=SHAPE)
+    assert {key: id(value) for key, value in vars(model).items()} == before
+    assert model.seen == []
+    assert model.cache is None
+
+
+def test_outputs_that_are_not_asked_for_need_no_packed_form(tmp_path: Path) -> None:
+    def several(self: Any, x: Any) -> Any:
+        logits = x.mean((2, 3))
+        self.cache = (x == 0).float().mean()
+        return {"logits": logits, "class": logits.argmax(1), "all": logits.mean()}
+
+    model = made(several)
+    subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, storage="f32", output="logits")
+    assert difference(subbit.load(tmp_path / "net.sbit"), model) < 1e-5
+    with pytest.raises(PackError, match="argmax"):
+        subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, output="class")
+
+
+BY_SIZE: dict[str, tuple[Forward, bool]] = {
+    "mean": (lambda self, x: x.mean((2, 3)), True),
+    "maps": (lambda self, x: x, True),
+    "pool": (lambda self, x: F.adaptive_avg_pool2d(x, 2).flatten(1), True),
+    "sum": (lambda self, x: x.sum((2, 3)), False),
+    "variance": (lambda self, x: x.var((2, 3)), False),
+    "every_second": (lambda self, x: x[..., ::2, ::2].mean((2, 3)), False),
+    "without_the_last": (lambda self, x: x[:, :, :-2].mean((2, 3)), False),
+    "flip": (lambda self, x: x.flip(3), False),
+    "resampled": (lambda self, x: F.interpolate(x[:, :, ::2, ::2], size=x.shape[-2:]), False),
+}
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_another_size_is_right_or_refused(name: str, tmp_path: Path) -> None:
+    forward, works = BY_SIZE[name]
+    model = made(forward)
+    subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, storage="f32")
+    assert difference(subbit.load(tmp_path / "net.sbit"), model) < 1e-5
+    report = subbit.inspect(model, SHAPE, storage="f32")
+    assert (tmp_path / "net.sbit").stat().st_size == report.stored_bytes
+    other = (3, 24, 40)
+    if works:
+        assert difference(subbit.load(tmp_path / "net.sbit", input_shape=other), model, other) < 1e-5
+    else:
+        with pytest.raises(subbit.errors.SubbitError, match="do not fit the new shape"):
+            subbit.load(tmp_path / "net.sbit", input_shape=other)
+
+
+def test_a_network_of_one_size_anyway_has_no_further_operation() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 14 * 14, 5))
+    assert [type(op).__name__ for op in to_packed(model, SHAPE).program.ops] == ["Conv", "Reshape", "Linear"]
+
+
+class Spectrum(nn.Module):
+    """Takes (N, time, frequency), and has a convolution of another kind before its first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later = nn.Conv1d(8, 8, 3)
+        self.first = nn.Conv2d(1, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.later(self.first(x.unsqueeze(1)).flatten(2))
+        return result
+
+
+@pytest.mark.parametrize("shape", [(12, 10), (1, 12, 10)])
+def test_inspect_finds_the_dimensions_that_a_model_takes(shape: tuple[int, ...], tmp_path: Path) -> None:
+    model = Spectrum()
+    report = subbit.inspect(model, shape)
+    assert report.input_shape == (12, 10)
+    assert subbit.pack(model, tmp_path / "net.sbit", example=(12, 10)).bytes == report.stored_bytes
