@@ -128,7 +128,7 @@ def test_packed_starting_points_that_do_not_fit(dense: Path, tmp_path: Path) -> 
     for start, message in (
         (str(tmp_path / "dense.sbit"), r"dense\.sbit': the file holds another network: operation 5 is Conv"),
         ("lenet5-mnist-slbf-0.5-0.25", "expects images of another mean and spread than tiny has"),
-        ("vgg16-cifar10-bwn", "was trained on other classes or image sizes than tiny"),
+        ("vgg16-cifar10-bwn-muon", "was trained on other classes or image sizes than tiny"),
     ):
         with pytest.raises(ConfigError, match=message):
             fit(tiny.settings(init_from=start), out=tmp_path / "run", data=tiny.digits())
