@@ -78,6 +78,12 @@ def test_document_and_plot_show_the_kept_results() -> None:
         ("and {:.0f} where these have\n", "muon", "muon-learned"),
         ("lie in between, {:.1f} points behind", "both-again", "both-frozen"),
         ("last fifth only, they are {:.1f} points behind", "both-once-more", "both-frozen-late"),
+        (
+            "keeps it for the last fifth ([selections.py](../bench/selections.py)), is {:.1f} points",
+            "both-once-more",
+            "both-annealed",
+        ),
+        ("for half of its last epoch, gains {:.1f} points", "both-two-learned", "both-two-kept"),
         ("with a tenth of the rate are {:.1f} points behind", "both-once-more", "both-norm-low"),
         ("**Growing images** cost {:.1f} points", "both-full", "both"),
         ("**Label smoothing** is worth {:.1f} points", "both-again", "both-plain"),
