@@ -57,7 +57,7 @@ UNSUPPORTED: dict[str, tuple[nn.Module, str]] = {
     "random": (Block(lambda x: x + torch.rand_like(x)), r"rand_like"),
     "complex": (Block(lambda x: torch.fft.fft(x).real), r"fft"),
     "power_that_is_trained": (
-        Block(lambda x: x.abs() ** torch.ones(1)),
+        Block(lambda x: x.abs() ** torch.full((4, 1, 1), 2.0)),
         r"1\.1 \(Block\): a power that is not a number",
     ),
     "power_zero": (Block(lambda x: x**0), r"1\.1 \(Block\): power 0: supported are"),

@@ -70,20 +70,18 @@ def lower(model: nn.Module, shape: Shape, output: OutputKey = None, batch: int |
     if len(first.ops) != len(second.ops) or first.output != second.output:
         raise PackError("the model computes something else for a batch of another size: images must not mix")
     for value, (one, other) in enumerate(zip(first.ops, second.ops, strict=True), start=1):
-        if not _same(one, other):
+        if not same(one, other):
             where = f"{one.name or 'an operation'} ({type(one).__name__}, value {value})"
             raise PackError(f"{where} depends on the size of the batch: a packed network runs any batch alike")
     return first
 
 
-def differs_for(model: nn.Module, lowered: Lowered, shape: Shape, output: OutputKey = None) -> bool:
-    """Whether `model` takes inputs of another shape as well, but with other operations."""
+def lower_for(model: nn.Module, lowered: Lowered, shape: Shape, output: OutputKey = None) -> Lowered | None:
+    """The operations of a model that was lowered, for inputs of another shape; None where it does not take them."""
     try:
-        other = _lower(unwrapped(model), shape, output, lowered.trace.batch, lowered.records)
+        return _lower(unwrapped(model), shape, output, lowered.trace.batch, lowered.records)
     except SubbitError:
-        return False
-    alike = len(lowered.ops) == len(other.ops) and lowered.output == other.output
-    return not alike or not all(map(_same, lowered.ops, other.ops))
+        return None
 
 
 def _lower(model: nn.Module, shape: Shape, output: OutputKey, batch: int, records: Records) -> Lowered:
@@ -229,7 +227,8 @@ def _unsupported(name: str) -> str:
     )
 
 
-def _same(one: Op, other: Op) -> bool:
+def same(one: Op, other: Op) -> bool:
+    """Whether two operations are equal, arrays included."""
     return type(one) is type(other) and all(
         _equal(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one)
     )
