@@ -83,6 +83,7 @@ def test_document_and_plot_show_the_kept_results() -> None:
             "both-once-more",
             "both-annealed",
         ),
+        ("by the nearest shared filter, is {:.0f} points behind", "both-once-more", "both-nearest"),
         ("for half of its last epoch, gains {:.1f} points", "both-two-learned", "both-two-kept"),
         ("with a tenth of the rate are {:.1f} points behind", "both-once-more", "both-norm-low"),
         ("**Growing images** cost {:.1f} points", "both-full", "both"),
