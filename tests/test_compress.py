@@ -392,6 +392,13 @@ def test_a_frozen_convolution_is_not_the_first_one() -> None:
     assert [made[name].kept_because for name in ("0", "1", "2")] == [FROZEN, FIRST, ""]
 
 
+def test_a_parametrised_layer_is_not_frozen() -> None:
+    stem = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 3, 1, bias=False))
+    made = decisions(subbit.compress(nn.Sequential(stem, *small(nn.Conv2d(16, 16, 3, padding=1))), BWN()))
+    assert made["0"].kept_because.startswith("parametrised")
+    assert [made[name].kept_because for name in ("1", "2")] == ["", ""]
+
+
 def test_a_model_that_is_frozen_as_a_whole_is_compressed() -> None:
     made = decisions(subbit.compress(small(nn.Conv2d(16, 16, 3, padding=1)).requires_grad_(False), SLBF_HALF))
     assert [made[name].kept_because for name in ("0", "1")] == [FIRST, ""]

@@ -229,11 +229,11 @@ def _tied(model: nn.Module) -> dict[int, str]:
 
 def _frozen(layers: list[Layer]) -> set[int]:
     """Layers whose parameters are not trained, by id; none in a model that is frozen as a whole, as if to run it."""
-    frozen = {
-        id(layer.module)
-        for layer in layers
-        if not any(parameter.requires_grad for parameter in layer.module.parameters(recurse=False))
-    }
+    frozen = set()
+    for layer in layers:
+        trained = [parameter.requires_grad for parameter in layer.module.parameters()]
+        if trained and not any(trained):
+            frozen.add(id(layer.module))
     return frozen if len(frozen) < len(layers) else set()
 
 

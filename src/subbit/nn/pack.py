@@ -25,6 +25,7 @@ from subbit.format import encode
 from subbit.nn.lowering.lower import Lowered, lower, lower_for, same
 from subbit.nn.lowering.simplify import numbered, simplify
 from subbit.nn.lowering.tracing import (
+    ONE_AT_A_TIME,
     VALUE,
     OutputKey,
     Trace,
@@ -141,8 +142,9 @@ def _accepts_too_much(model: nn.Module, lowered: Lowered, program: Program, outp
     A sum, or a slice up to the end, is stored with the size that it has here.
     """
     shape = program.input_shape
-    for dim in range(len(shape)):
-        other = (*shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
+    others = [(*shape[:dim], 2 * shape[dim], *shape[dim + 1 :]) for dim in range(len(shape))]
+    others.append((*shape[:1], *(2 * size for size in shape[1:])))  # some models take squares alone
+    for other in others:
         if not _infers(replace(program, input_shape=other)):
             continue
         there = lower_for(model, lowered, other, output)
@@ -189,9 +191,9 @@ def check_trace(model: nn.Module, trace: Trace, x: Tensor | None = None, output:
     result = next(node for node in graph.nodes if node.op == "output")
     if x is None:
         x = torch.randn(given, generator=torch.Generator().manual_seed(0))
-    with torch.random.fork_rng(devices=[]), evaluating(model), unchanged(model), torch.no_grad():
-        found = run_graph(trace, model, x, [result])[result]
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), evaluating(model), unchanged(model), torch.no_grad():
         try:
+            found = run_graph(trace, model, x, [result])[result]
             wanted = single_output(model(as_input(model, x)), output).detach().to("cpu", torch.float32)
         except SubbitError:
             raise

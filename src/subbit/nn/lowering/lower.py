@@ -105,6 +105,8 @@ def _in_place(node: fx.Node) -> bool:
     """Whether a node gives a tensor that it was given, changed."""
     if node.op not in ("call_function", "call_method") or HANDLERS.get(_operation(node.target)) in (identity, dropout):
         return False
+    if node.kwargs.get("out") is not None:
+        return True
     return any(node.meta[VALUE] is source.meta[VALUE] for source in node.all_input_nodes)
 
 
@@ -186,9 +188,9 @@ class _Lowering:
     def _bind(self, traced: Tensor, value: Value) -> None:
         before = self._values.get(id(traced))
         if before is not None and before[1] != value:
-            root = _base(traced)
+            memory = _memory(traced)
             for key, (other, _) in list(self._values.items()):
-                if other is not traced and _base(other) is root:
+                if other is not traced and _memory(other) == memory:
                     self._values[key] = (other, _STALE)
         self._values[id(traced)] = (traced, value)
 
@@ -207,8 +209,9 @@ class _Lowering:
         raise PackError("the output does not depend on the input")
 
 
-def _base(tensor: Tensor) -> Tensor:
-    return tensor if tensor._base is None else tensor._base
+def _memory(tensor: Tensor) -> int:
+    """What a tensor shares with its views, and with what `detach` and `data` give."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _operation(target: Any) -> str:

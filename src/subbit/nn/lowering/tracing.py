@@ -13,7 +13,9 @@ import builtins
 import inspect
 import operator
 import re
+import threading
 import types
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +33,10 @@ VALUE = "subbit_value"  # node.meta: the meta tensor(s) that the node gives
 PATH = "subbit_path"  # node.meta: the innermost module, as (path, type name)
 
 OutputKey = str | int | None
+
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+_ISINSTANCE = isinstance
+ONE_AT_A_TIME = threading.RLock()  # while a model is traced, torch.fx changes how all modules are called
 
 _MOVES = frozenset({"to", "cpu", "cuda", "float", "half", "double", "bfloat16", "type", "type_as"})
 _SET_ITEM = ("__setitem__", operator.setitem)
@@ -123,9 +129,13 @@ class ShapedTracer(fx.Tracer):
 
     def _call_hooked(self, layer: nn.Module, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A leaf with hooks, which are traced: only what lies between them is the leaf."""
+        depth = len(self.current)
         vars(layer)["forward"] = lambda *args, **kwargs: self.create_proxy("call_module", path, args, kwargs)
         try:
             return forward(*args, **kwargs)
+        except Exception:  # a hook that looks at values: without it, if it only looks (whoever packs compares both)
+            del self.current[depth:]
+            return self.create_proxy("call_module", path, args, kwargs)
         finally:
             del vars(layer)["forward"]
 
@@ -157,6 +167,10 @@ class ShapedTracer(fx.Tracer):
             return target(*args, **kwargs)
         if target == "type" and len(args) > 1 and _is_floating(args[1]):
             return args[0]
+        if any(isinstance(out, Tensor) for out in _several(kwargs.get("out"))) and not isinstance(
+            kwargs["out"], fx.Proxy
+        ):
+            raise TypeError(f"puts a computed value into a tensor that it made (out=); {_NOT_IN_PLACE}")
         if target in _SET_ITEM:
             raise TypeError(f"assigns a computed value to a part of a tensor that it made; {_NOT_IN_PLACE}")
         value = self.example if kind == "placeholder" else self._evaluate(kind, target, args, kwargs)
@@ -252,8 +266,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         (value, value.copy())
         for _, attributes in modules
         for value in attributes.values()
-        if isinstance(value, dict | list | set)
+        if type(value) in _CONTAINERS
     ]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
@@ -262,7 +277,11 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             vars(module).update(attributes)
         for container, content in containers:
             container.clear()
-            (container.extend if isinstance(container, list) else container.update)(content)
+            (container.extend if isinstance(container, list | deque) else container.update)(content)
+        with torch.no_grad():
+            for buffer, content in buffers:
+                if not torch.equal(buffer, content):
+                    buffer.copy_(content)
 
 
 @contextmanager
@@ -271,16 +290,16 @@ def _proxies_are_tensors() -> Iterator[None]:
 
     A `__class__` of its own would convince the C++ side of PyTorch too, which would then read a proxy as a tensor.
     """
-    usual = builtins.isinstance
 
     def is_instance(value: Any, kind: Any, /) -> bool:
-        return usual(value, kind) or (type(value) is ShapedProxy and usual(value.value, kind))
+        return _ISINSTANCE(value, kind) or (type(value) is ShapedProxy and _ISINSTANCE(value.value, kind))
 
-    builtins.isinstance = is_instance
-    try:
-        yield
-    finally:
-        builtins.isinstance = usual
+    with ONE_AT_A_TIME:
+        builtins.isinstance = is_instance
+        try:
+            yield
+        finally:
+            builtins.isinstance = _ISINSTANCE
 
 
 def place(node: fx.Node) -> str:
@@ -345,6 +364,10 @@ def _is_floating(kind: Any) -> bool:
     return not isinstance(kind, torch.dtype) and any(name in str(kind) for name in ("Float", "Double", "Half"))
 
 
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
 def _is_in_place(method: str) -> bool:
     return method in _IN_PLACE_OPERATORS or (method.endswith("_") and not method.endswith("__"))
 
@@ -399,7 +422,7 @@ def run_graph(trace: Trace, model: nn.Module, x: Tensor, wanted: Iterable[fx.Nod
 
 def as_input(model: nn.Module, x: Tensor) -> Tensor:
     """`x` on the device and in the type of a model."""
-    some = next(model.parameters(), x)
+    some = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), x)
     return x.to(some.device, some.dtype)
 
 
