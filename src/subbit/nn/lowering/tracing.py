@@ -167,9 +167,8 @@ class ShapedTracer(fx.Tracer):
             return target(*args, **kwargs)
         if target == "type" and len(args) > 1 and _is_floating(args[1]):
             return args[0]
-        if any(isinstance(out, Tensor) for out in _several(kwargs.get("out"))) and not isinstance(
-            kwargs["out"], fx.Proxy
-        ):
+        outs = (out for out in _several(kwargs.get("out")) if not isinstance(out, fx.Proxy))
+        if any(isinstance(out, Tensor) for out in outs):
             raise TypeError(f"puts a computed value into a tensor that it made (out=); {_NOT_IN_PLACE}")
         if target in _SET_ITEM:
             raise TypeError(f"assigns a computed value to a part of a tensor that it made; {_NOT_IN_PLACE}")
