@@ -189,21 +189,49 @@ ALWAYS_INLINE void add_multiples(vword *sum, const uint8_t *const *at, const int
     }
 }
 
+/* The sums of both rows to their maps, of `last` chunks as floats. Arguments are copies of what the job has: for all that the
+ * compiler knows, a register that is stored may be part of it. */
+ALWAYS_INLINE void store_rows(const vword *sum, const vword *other, const rows_part *const *parts, const rows_part *const *ends,
+                              float *map, size_t map_floats, size_t row_floats, const int columns, const bool whole,
+                              const bool last) {
+    rows_part first[DOT_COLUMNS];
+    UNROLL
+    for (int c = 0; c < columns; c++)
+        first[c] = *parts[c];
+    UNROLL
+    for (int f = 0; f < DOT_FILTERS; f++, map += map_floats)
+        UNROLL
+        for (int c = 0; c < columns; c++) {
+            const vword upper = (other[f * columns + c] + sum[f * columns + c]) >> 1;
+            const vword lower = (other[f * columns + c] - sum[f * columns + c]) >> 1;
+            const rows_part *part = whole ? &first[c] : parts[c], *end = whole ? NULL : ends[c];
+            store_parts(part, end, upper, last, map, whole);
+            store_parts(part, end, lower, last, map + row_floats, whole);
+        }
+}
+
 /* Both rows of a batch of filters at `columns` registers of pixels, a constant of the caller. `whole`: each is one whole
  * register of a map. */
 ALWAYS_INLINE void rows_tile(const rows_job *job, const int columns, const bool whole) {
     vword sum[DOT_FILTERS * DOT_COLUMNS], other[DOT_FILTERS * DOT_COLUMNS];
+    const rows_part *part[DOT_COLUMNS], *end[DOT_COLUMNS];
+    float *const map = job->map;
+    const size_t map_floats = job->map_floats, row_floats = job->row_floats;
     const int count = DOT_FILTERS * columns;
+    UNROLL
+    for (int c = 0; c < columns; c++) {
+        part[c] = job->part[c];
+        end[c] = job->part_end[c];
+    }
     UNROLL
     for (int i = 0; i < count; i++) {
         const int f = i / columns, c = i % columns;
-        const float *map = job->map + f * job->map_floats;
         if (job->first) {
             sum[i] = (vword){0} + job->start[2 * f];
             other[i] = (vword){0} + job->start[2 * f + 1];
         } else {
-            sum[i] = load_parts(job->part[c], job->part_end[c], map, whole);
-            other[i] = -load_parts(job->part[c], job->part_end[c], map + job->row_floats, whole);
+            sum[i] = load_parts(part[c], end[c], map + f * map_floats, whole);
+            other[i] = -load_parts(part[c], end[c], map + f * map_floats + row_floats, whole);
         }
     }
     add_signed(sum, job->x[0], job->offset, job->steps, job->codes[0], columns);
@@ -213,13 +241,10 @@ ALWAYS_INLINE void rows_tile(const rows_job *job, const int columns, const bool 
     add_multiples(sum, job->x[1], job->offset, job->steps, job->codes[1], columns);
     exchange(sum, other, count);
     add_multiples(sum, job->x[2], job->offset, job->steps, job->codes[2], columns);
-    UNROLL
-    for (int i = 0; i < count; i++) {
-        const int f = i / columns, c = i % columns;
-        float *map = job->map + f * job->map_floats;
-        store_parts(job->part[c], job->part_end[c], (other[i] + sum[i]) >> 1, job->last, map, whole);
-        store_parts(job->part[c], job->part_end[c], (other[i] - sum[i]) >> 1, job->last, map + job->row_floats, whole);
-    }
+    if (job->last)
+        store_rows(sum, other, part, end, map, map_floats, row_floats, columns, whole, true);
+    else
+        store_rows(sum, other, part, end, map, map_floats, row_floats, columns, whole, false);
 }
 
 static NEVER_INLINE void rows_tile_1(const rows_job *job) { rows_tile(job, 1, false); }

@@ -155,7 +155,7 @@ ALWAYS_INLINE void PASTE(merge_levels, WIDTH)(const level_merge_job *job, int fi
 ALWAYS_INLINE void PASTE(merge_level_runs, WIDTH)(const level_merge_job *job, const bool straight, const bool plain) {
     int first = 0;
 #if WIDTH >= 16
-    for (; straight && !plain && first + 8 <= job->pieces_count; first += 8)
+    for (; straight && first + 8 <= job->pieces_count; first += 8)
         PASTE(merge_levels, WIDTH)(job, first, 8, straight, plain);
 #endif
     for (; first + 4 <= job->pieces_count; first += 4)

@@ -102,6 +102,14 @@ typedef struct {
     bool narrow;           /* slots share registers of integers */
 } look_up_job;
 
+/* The codes of a tap, and on to the next. */
+ALWAYS_INLINE uint32_t read_codes(const uint8_t **codes, int tap_bytes) {
+    uint32_t word;
+    memcpy(&word, *codes, sizeof word);
+    *codes += tap_bytes;
+    return word;
+}
+
 ALWAYS_INLINE vfloat look_up_floats_shift(vfloat sum, vfloat other, const table_step *step, const int vectors,
                                           const look_up_job *job) {
     (void)vectors, (void)job;

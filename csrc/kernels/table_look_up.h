@@ -20,12 +20,19 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
     const int entries_count = SUM_ENTRIES(registers, channels), vector_bytes = entries_count * ENTRY_BYTES;
     const bool half = entries_count < 1 << channels;
     const size_t tuple_bytes = (size_t)table->table_vectors * vector_bytes;
+    /* Codes are read a tap ahead: read when they are needed they would wait behind the look-ups before them. Many filters at
+     * once hide that, and have no registers to spare. */
+    const bool ahead = filters <= 2;
     const uint8_t *codes[TABLE_MAX_VECTORS];
+    uint32_t next[TABLE_MAX_VECTORS];
     vsum sum[2 * TABLE_MAX_VECTORS], parked[2 * TABLE_MAX_VECTORS];
     const int32_t *tap_vector = table->tap_vector;
     UNROLL
-    for (int f = 0; f < filters; f++)
+    for (int f = 0; f < filters; f++) {
         codes[f] = job->codes + (size_t)job->list[position + f] * table->taps * tap_bytes;
+        if (ahead)
+            next[f] = read_codes(&codes[f], tap_bytes);
+    }
     UNROLL
     for (int i = 0; i < filters * registers; i++) {
         parked[i] = sum[i] = (vsum){0};
@@ -39,10 +46,11 @@ ALWAYS_INLINE void LOOK_UP(_filters)(const look_up_job *job, int position, const
             uint64_t word[TABLE_MAX_VECTORS];
             UNROLL
             for (int f = 0; f < filters; f++) {
-                uint32_t packed;
-                memcpy(&packed, codes[f], sizeof packed);
-                word[f] = (uint64_t)packed << ENTRY_SHIFT;
-                codes[f] += tap_bytes;
+                const uint32_t read = read_codes(&codes[f], tap_bytes);
+                word[f] = (uint64_t)(ahead ? next[f] : read) << ENTRY_SHIFT;
+                next[f] = read;
+                if (ahead)
+                    HIDE(next[f]); /* read here, not where it is used */
             }
             for (int tuple = 0; tuple < tuples; tuple++, entries += tuple_bytes)
                 UNROLL

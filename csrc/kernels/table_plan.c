@@ -350,7 +350,7 @@ static size_t codes_size(const sb_conv *conv, const table_plan *table) {
     const int whole = table->chunks - 1;
     const size_t bytes = taps * whole * table_tap_bytes(table->chunk_tuples, table->channels) +
                          taps * table_tap_bytes(table_chunk_tuples(table, whole), table->channels);
-    return bytes + sizeof(uint32_t); /* the kernel reads whole words */
+    return bytes + 2 * sizeof(uint32_t); /* the kernel reads whole words, and those of a tap too many */
 }
 
 /* The codes of a tap in a chunk; `bit` is the first of its channels in the stored filters. */
