@@ -29,7 +29,7 @@ def main() -> None:
     machine = inference.this_machine()
     for case in measured:  # kept one by one: a set that is interrupted has not run in vain
         show([case])
-        inference.save(inference.merged(inference.kept_result(), case, machine, quieter=arguments.quieter))
+        inference.save(inference.merged(inference.kept_result(machine), case, machine, quieter=arguments.quieter))
         publish()
     if arguments.tables:
         publish()
@@ -37,10 +37,10 @@ def main() -> None:
 
 def publish() -> None:
     """Plot and tables from the kept results."""
-    result = tables.load_result()
+    results = tables.load_results()
     tables.PLOT.parent.mkdir(parents=True, exist_ok=True)
-    tables.PLOT.write_text(plot.draw(result), encoding="utf-8")
-    tables.update_documents(result)
+    tables.PLOT.write_text(plot.draw(results[0]), encoding="utf-8")
+    tables.update_documents(results)
 
 
 def show(cases: list[tables.Json]) -> None:

@@ -1,6 +1,6 @@
 """The standard set: packed VGG-16 and ResNet-18 beside the same networks in ONNX Runtime, in one process.
 
-    python -m bench                     writes bench/results/inference.json, the plot, and the tables of the documents
+    python -m bench                     writes bench/results/inference/MACHINE.json, plot, tables of the documents
     python -m bench vgg16-1/2-1/8       measures one network anew and keeps the others
     python -m bench --quick             a second per network, writes nothing
 
@@ -11,6 +11,7 @@ size that they are in a trained network. Nothing that is timed here depends on t
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -40,7 +42,7 @@ from subbit.nn.pack import to_program
 from subbit.records import Float32
 from subbit.runtime import Network
 
-RESULT = Path(__file__).parent / "results" / "inference.json"
+RESULTS = Path(__file__).parent / "results" / "inference"  # a file for every kind of machine
 SHARES = (("1/2", "1/2"), ("1/2", "1/4"), ("1/2", "1/8"))
 SLIM_WIDTHS = ("1/2", "1/4")
 LOADS = 20
@@ -210,7 +212,7 @@ def run_set(seconds: float, names: list[str] | None = None) -> Iterator[dict[str
 def merged(
     kept: dict[str, Any] | None, case: dict[str, Any], machine: dict[str, Any], *, quieter: bool = False
 ) -> dict[str, Any]:
-    """The kept results with one network measured anew. Results of another machine or other versions are dropped.
+    """The kept results of a machine with one network measured anew. Those with other versions are dropped.
 
     `quieter`: what was measured before at the same commit stays, if all contestants together took less time then.
     """
@@ -221,6 +223,7 @@ def merged(
         cases[case["name"]] = {"commit": machine["commit"], **case}
     return {
         "what": "seconds per call and times the packed network, one thread; median and quartiles over rounds",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": {key: value for key, value in machine.items() if key != "commit"},
         "cases": [cases[one.name] for one in standard_set() if one.name in cases],
     }
@@ -236,10 +239,18 @@ def this_machine() -> dict[str, Any]:
     return describe_machine(subbit.load(packed_bytes(smallest)))
 
 
-def kept_result() -> dict[str, Any] | None:
-    return json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else None
+def result_file(machine: dict[str, Any]) -> Path:
+    """Of this processor and its kernels: measurements of different machines do not replace each other."""
+    plain = re.sub(r"\(r\)|processor", "", f"{machine['cpu']} {machine['isa']}".lower())
+    return RESULTS / f"{re.sub('[^a-z0-9]+', '-', plain).strip('-')}.json"
+
+
+def kept_result(machine: dict[str, Any]) -> dict[str, Any] | None:
+    file = result_file(machine)
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def save(result: dict[str, Any]) -> None:
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    result_file(result["machine"]).write_text(text, encoding="utf-8")

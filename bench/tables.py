@@ -1,4 +1,4 @@
-"""Tables and plot of the standard set, from bench/results/inference.json.
+"""Tables of the standard set, from bench/results/inference: of the machine that was measured last, and one of all.
 
 Documents own a table by `<!-- subbit:bench NAME -->` and `<!-- /subbit:bench -->`; what stands between is replaced.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.inference import RESULT, SLIM_WIDTHS
+from bench.inference import RESULTS, SLIM_WIDTHS
 from subbit import zoo
 from subbit.experiments.report import replace_marked
 from subbit.experiments.spec import load_spec
@@ -41,20 +41,24 @@ TRAINED = {
 Json = dict[str, Any]
 
 
-def load_result(path: Path = RESULT) -> Json:
-    result: Json = json.loads(path.read_text(encoding="utf-8"))
-    return result
+def load_results(folder: Path = RESULTS) -> list[Json]:
+    """Of all machines, the one that was measured last first."""
+    results: list[Json] = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+    return sorted(results, key=lambda result: str(result.get("date", "")), reverse=True)
 
 
-def update_documents(result: Json, documents: Sequence[Path] = DOCUMENTS) -> None:
+def update_documents(results: Sequence[Json], documents: Sequence[Path] = DOCUMENTS) -> None:
     for document in documents:
-        document.write_text(fresh(document, result), encoding="utf-8")
+        document.write_text(fresh(document, results), encoding="utf-8")
 
 
-def fresh(document: Path, result: Json) -> str:
+def fresh(document: Path, results: Sequence[Json]) -> str:
     """The text of a document with its tables generated anew."""
-    text = document.read_text(encoding="utf-8")
-    return replace_marked(text, "bench", lambda name: TABLES[name](result), document.name)
+
+    def table(name: str) -> str:
+        return processors(results) if name == "processors" else TABLES[name](results[0])
+
+    return replace_marked(document.read_text(encoding="utf-8"), "bench", table, document.name)
 
 
 def setting(case: Json, batch: int) -> Json | None:
@@ -83,6 +87,20 @@ def integers(result: Json) -> str:
         cells += [_quotient(case, 1, STACKED_INT8, "int8"), _quotient(case, 1, PACKED, "int8")]
         rows.append([f"{case['network']} {case['label']}", *cells])
     return _markdown(["", "dense int8", "same, batch 32", "stacked int8", "packed fp32"], rows)
+
+
+def processors(results: Sequence[Json]) -> str:
+    """The ratios to the dense network, of every machine that was measured."""
+    columns = [("fp32", DENSE, ""), ("integers", DENSE_INT8, "int8")]
+    named = [f"{title}, {_processor(result)}" for result in results for title, _, _ in columns]
+    names = dict.fromkeys(case["name"] for result in results for case in result["cases"])
+    rows = []
+    for name in names:
+        found = [next((case for case in result["cases"] if case["name"] == name), None) for result in results]
+        about = next(case for case in found if case)
+        cells = [_medians(case, other, to) if case else "" for case in found for _, other, to in columns]
+        rows.append([f"{about['network']} {about['label']}", *cells])
+    return _markdown(["", *named], rows)
 
 
 def latency(result: Json) -> str:
@@ -150,7 +168,7 @@ def machine(result: Json) -> str:
     apart = [case["limit_over_avx2"] for case in result["cases"] if "limit_over_avx2" in case]
     narrow = f"With AVX2 the latter is {statistics.median(apart):.2f} times lower. " if apart else ""
     return (
-        f"{about['cpu']}, kernels for {about['isa']}, one thread. Python {about['python']}, {versions}. One core "
+        f"{_processor(result)}, kernels for {about['isa']}, one thread. Python {about['python']}, {versions}. One core "
         f"reaches {limits['multiply_adds'] / 1e9:.0f} GMAC/s with fp32 multiply-adds and "
         f"{limits['look_ups'] / 1e9:.0f} with look-ups of ±1 sums. {narrow}"
         f"{min(rounds)} to {max(rounds)} rounds; on a busy machine, or with few rounds, runs differ from "
@@ -165,6 +183,20 @@ TABLES: dict[str, Callable[[Json], str]] = {
     "costs": costs,
     "machine": machine,
 }
+
+
+def _processor(result: Json) -> str:
+    about = result["machine"]
+    model = about.get("cpu_model")
+    return f"{about['cpu']} ({model})" if model else str(about["cpu"])
+
+
+def _medians(case: Json, name: str, to: str) -> str:
+    """At batch 1, and at 32 in brackets."""
+    found = [(setting(case, batch) or {}).get(name) for batch in (1, 32)]
+    key = "times_packed_int8" if to else "times_packed"
+    single, batch = (f"{one[key]['median']:.2f}" if one and key in one else "" for one in found)
+    return f"{single} ({batch})" if batch else single
 
 
 def _bytes(case: Json) -> dict[str, int]:

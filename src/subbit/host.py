@@ -22,6 +22,20 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def processor_model() -> str:
+    """Which one of its vendor's it is, where names say little (virtual machines): "family 26, model 2"; or empty."""
+    found: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            found.setdefault(key.strip(), value.strip())
+    except OSError:
+        return ""
+    names = {"cpu family": "family", "model": "model"}
+    return ", ".join(f"{name} {found[key]}" for key, name in names.items() if key in found)
+
+
+
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """Of those `packages` that are installed."""
     return {name: version for name in packages if (version := _version(name))}

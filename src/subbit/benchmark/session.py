@@ -186,6 +186,7 @@ def describe_machine(net: Network) -> dict[str, Any]:
     """Processor, instruction set and versions."""
     return {
         "cpu": host.processor(),
+        "cpu_model": host.processor_model(),
         "cores": os.cpu_count(),
         "features": features(),
         "isa": net.isa,
