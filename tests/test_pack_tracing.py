@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -203,6 +204,166 @@ def test_hooks_that_look_at_values_do_no_harm(tmp_path: Path) -> None:
         subbit.pack(model, tmp_path / "net.sbit", example=SHAPE)
 
 
+class Swish(torch.autograd.Function):
+    """With a gradient of its own, as straight-through estimators have it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+class NewStyle(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+def through_int(self: Any, x: Any) -> Any:
+    return (x * 4).type("torch.IntTensor").type("torch.FloatTensor") / 4
+
+
+def doubled(self: Any, x: Any) -> Any:
+    y = x.double()
+    y.add_(1)
+    return x + y.float()
+
+
+def copied(self: Any, x: Any) -> Any:
+    y = x.to(torch.float32, copy=True)
+    y.mul_(2)
+    return x + y
+
+
+def like_indices(self: Any, x: Any) -> Any:
+    return x.type_as(torch.arange(3)) * 1.0
+
+
+def by_type_name(self: Any, x: Any) -> Any:
+    return x * (x > 0.1).type(x.type())
+
+
+@pytest.mark.parametrize("function", [Swish, NewStyle])
+def test_functions_with_a_gradient_of_their_own(function: Any, tmp_path: Path) -> None:
+    model = made(lambda self, x: function.apply(x))
+    subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, storage="f32")
+    assert difference(subbit.load(tmp_path / "net.sbit"), model) < 1e-5
+
+
+@pytest.mark.parametrize("rest", [through_int, doubled, copied, like_indices, by_type_name])
+def test_changes_of_type_are_right_or_refused(rest: Forward, tmp_path: Path) -> None:
+    model = made(rest)
+    with contextlib.suppress(PackError):
+        subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, storage="f32")
+        assert difference(subbit.load(tmp_path / "net.sbit"), model) < 1e-5
+
+
+class Input(nn.Module):
+    """Changes its input in place, before a convolution."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.change = change
+
+    def forward(self, x: Any) -> Any:
+        return self.conv(self.change(x))
+
+
+def darker(x: Any) -> Any:
+    x[:, 0] = x[:, 0] * 0.5
+    return x
+
+
+@pytest.mark.parametrize("change", [nn.SiLU(inplace=True), lambda x: x.sub_(0.5).div_(0.25), darker])
+def test_models_may_write_to_their_input(change: Callable[[Any], Any], tmp_path: Path) -> None:
+    model = Input(change).eval()
+    subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, storage="f32")
+    x = torch.randn(2, *SHAPE)
+    assert compare(subbit.load(tmp_path / "net.sbit"), model, x.clone()).ok
+    found = torch.from_numpy(subbit.load(tmp_path / "net.sbit")(x.numpy()))
+    assert torch.allclose(found, model(x).detach(), atol=1e-5)
+
+
+def test_outputs_that_are_not_asked_for_may_change_in_place(tmp_path: Path) -> None:
+    def forward(self: Any, x: Any) -> Any:
+        above = (x > 0).float()
+        above.mul_(2)
+        side = F.conv_transpose2d(x, torch.ones(16, 2, 2, 2))
+        return {"logits": x.mean((2, 3)), "side": F.relu(side, inplace=True)}
+
+    model = made(forward)
+    subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, storage="f32", output="logits")
+    assert difference(subbit.load(tmp_path / "net.sbit"), model) < 1e-5
+
+
+def mixed_types(self: Any, x: Any) -> Any:
+    return torch.cat([x, torch.zeros(len(x), 2, *x.shape[2:], dtype=x.dtype)], 1)
+
+
+def chosen_types(self: Any, x: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return F.conv2d(x, torch.ones(4, 16, 1, 1)).float()
+
+
+def test_models_of_lower_precision(tmp_path: Path) -> None:
+    half = made(mixed_types).half()
+    subbit.pack(half, tmp_path / "half.sbit", example=SHAPE)
+    x = torch.randn(2, *SHAPE)
+    with torch.no_grad():
+        wanted = half(x.half()).float()
+    found = torch.from_numpy(subbit.load(tmp_path / "half.sbit")(x.numpy()))
+    assert torch.allclose(found, wanted, atol=2e-2 * float(wanted.abs().max()))
+    model = made(chosen_types)
+    subbit.pack(model, tmp_path / "autocast.sbit", example=SHAPE)
+    assert difference(subbit.load(tmp_path / "autocast.sbit"), model) < 2e-2
+
+
+def test_a_wrong_operation_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from subbit.nn.lowering import lower, pointwise
+
+    monkeypatch.setitem(lower.HANDLERS, "sigmoid", pointwise.simple("tanh"))
+    with pytest.raises(PackError, match="computes something else than its packed form"):
+        subbit.pack(made(lambda self, x: torch.sigmoid(x)), tmp_path / "net.sbit", example=SHAPE)
+    assert not (tmp_path / "net.sbit").exists()
+
+
+def test_sparse_buffers_do_no_harm(tmp_path: Path) -> None:
+    model = made(lambda self, x: x)
+    model.register_buffer("neighbours", torch.eye(4).to_sparse())
+    assert subbit.pack(model, tmp_path / "net.sbit", example=SHAPE).bytes
+
+
+def test_learned_powers_have_one_size(tmp_path: Path) -> None:
+    model = made(lambda self, x: (x.clamp(min=1e-6) ** self.power).mean((2, 3)))
+    before = subbit.inspect(model, SHAPE).stored_bytes
+    model.power.data.fill_(2.93)
+    assert subbit.pack(model, tmp_path / "net.sbit", example=SHAPE, storage="f16").bytes == before
+
+
+def test_threads_that_pack_one_model_leave_it_as_it_was(tmp_path: Path) -> None:
+    def keeps(self: Any, x: Any) -> Any:
+        self.cache = x
+        return x
+
+    model = made(keeps).train()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda i: subbit.pack(model, tmp_path / f"{i}.sbit", example=SHAPE), range(3)))
+    assert all(module.training for module in model.modules())
+    assert model.cache is None
+
+
 def test_threads_that_pack_leave_isinstance_alone(tmp_path: Path) -> None:
     models = [made(checked) for _ in range(3)]
 
@@ -287,6 +448,21 @@ def test_another_size_is_right_or_refused(name: str, tmp_path: Path) -> None:
             subbit.load(tmp_path / "net.sbit", input_shape=other)
 
 
+def padded_to_even(self: Any, x: Any) -> Any:
+    return F.avg_pool2d(F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2)), 2)
+
+
+def resized(self: Any, x: Any) -> Any:
+    return x if x.shape[-1] == SHAPE[-1] else F.interpolate(x, SHAPE[1:], mode="bicubic")
+
+
+@pytest.mark.parametrize(("forward", "size"), [(padded_to_even, 17), (resized, 32)])
+def test_what_a_model_does_at_some_sizes_only_is_not_left_out(forward: Forward, size: int, tmp_path: Path) -> None:
+    subbit.pack(made(forward), tmp_path / "net.sbit", example=SHAPE)
+    with pytest.raises(subbit.errors.SubbitError, match="do not fit the new shape"):
+        subbit.load(tmp_path / "net.sbit", input_shape=(3, size, size))
+
+
 def test_a_network_of_one_size_anyway_has_no_further_operation() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 14 * 14, 5))
     assert [type(op).__name__ for op in to_packed(model, SHAPE).program.ops] == ["Conv", "Reshape", "Linear"]
@@ -311,3 +487,8 @@ def test_inspect_finds_the_dimensions_that_a_model_takes(shape: tuple[int, ...],
     report = subbit.inspect(model, shape)
     assert report.input_shape == (12, 10)
     assert subbit.pack(model, tmp_path / "net.sbit", example=(12, 10)).bytes == report.stored_bytes
+
+
+def test_inspect_names_channels_that_do_not_fit() -> None:
+    with pytest.raises(subbit.errors.ModelError, match="1 channel"):
+        subbit.inspect(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 3)), (3, 28, 28))

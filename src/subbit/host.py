@@ -35,7 +35,6 @@ def processor_model() -> str:
     return ", ".join(f"{name} {found[key]}" for key, name in names.items() if key in found)
 
 
-
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """Of those `packages` that are installed."""
     return {name: version for name in packages if (version := _version(name))}

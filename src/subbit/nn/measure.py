@@ -94,8 +94,9 @@ def _without_batch(input_shape: Sequence[int], layers: list[Layer]) -> list[Shap
     if not convolutions:
         return [shape[1:] if len(shape) > 1 and shape[0] == 1 else shape]
     rank = len(convolutions[0]) - 1
-    shapes = [shape, shape[1:]] if len(shape) <= rank else [shape[1:], shape]
-    return [shape for shape in shapes if shape]
+    if len(shape) > rank:
+        return [shape[1:], shape]
+    return [shape, shape[1:]] if shape[0] == 1 and len(shape) > 1 else [shape]
 
 
 def _wrong_rank(input_shape: Sequence[int], layers: list[Layer]) -> ConfigError | None:

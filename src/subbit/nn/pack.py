@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -31,11 +31,13 @@ from subbit.nn.lowering.tracing import (
     Trace,
     as_input,
     evaluating,
+    place,
     run_graph,
     single_output,
     unchanged,
     unwrapped,
 )
+from subbit.nn.reference import run_op
 from subbit.records import Op, Preprocessing, Program, Reshape, Shape, Storage
 from subbit.shapes import value_shapes
 
@@ -85,7 +87,7 @@ def pack(
     if int8 != (calibrate is not None):
         raise PackError("int8=True needs calibrate=images to take the ranges of the activations from, and only it does")
     packed = to_packed(model, input_shape(example), storage, labels, preprocessing, output)
-    check_trace(model, packed.trace, output=output)
+    check_packed(model, packed, output)
     program = packed.program
     if int8:
         program = calibrated(program, calibrate)
@@ -143,11 +145,15 @@ def _accepts_too_much(model: nn.Module, lowered: Lowered, program: Program, outp
     """
     shape = program.input_shape
     others = [(*shape[:dim], 2 * shape[dim], *shape[dim + 1 :]) for dim in range(len(shape))]
-    others.append((*shape[:1], *(2 * size for size in shape[1:])))  # some models take squares alone
-    for other in others:
-        if not _infers(replace(program, input_shape=other)):
+    others.append((*shape[:1], *(2 * size for size in shape[1:])))  # some models take squares alone,
+    others.append((*shape[:1], *(size + 1 for size in shape[1:])))  # and some pad what is odd
+    for other in dict.fromkeys(others):
+        if other == shape or not _infers(replace(program, input_shape=other)):
             continue
-        there = lower_for(model, lowered, other, output)
+        try:
+            there = lower_for(model, lowered, other, output)
+        except PackError:  # the model does what the file does not
+            return True
         # as they are, or once simplified: either may name a size that does not matter in the end
         if there is not None and not _alike(lowered.ops, there.ops) and not _alike(program.ops, _simplified(there)):
             return True
@@ -180,31 +186,82 @@ def _pinned(program: Program, origins: dict[int, fx.Node]) -> tuple[Program, dic
     return replace(program, ops=ops, output=output), {value + 1: node for value, node in origins.items()}
 
 
-def check_trace(model: nn.Module, trace: Trace, x: Tensor | None = None, output: OutputKey = None) -> None:
-    """A PackError unless the trace of a model computes what the model does, for `x` or for random numbers.
+def check_packed(model: nn.Module, packed: Packed, output: OutputKey = None) -> None:
+    """A PackError unless a program computes what its model does, for random numbers: operation by operation.
 
-    A model may take another path while it is traced, where it asks for types or for something else than shapes.
+    Each is given what the model has there, so that differences do not add up, and a sign does not turn for a rounding.
+    """
+    program, tolerance = packed.program, _tolerance(model, packed.trace)
+    x = _random_input(packed.trace)
+    values = check_trace(model, packed.trace, x, output, packed.origins.values())
+    if values is None:
+        return
+    exact = [as_input(unwrapped(model), x).to("cpu", torch.float32)]
+    for number, op in enumerate(program.ops, start=1):
+        node = packed.origins.get(number)
+        plain = run_op(op, [exact[i] for i in op.inputs], len(x))
+        if node is not None and not _agree(plain, values[node], tolerance):
+            raise PackError(
+                f"{place(node)} computes something else than its packed form, {type(op).__name__}, so the file would "
+                "be wrong: this is a mistake of subbit, or a tensor is changed in place while others read it; use "
+                "operations that are not in place there"
+            )
+        exact.append(plain if node is None else values[node])
+
+
+def check_trace(
+    model: nn.Module,
+    trace: Trace,
+    x: Tensor | None = None,
+    output: OutputKey = None,
+    wanted: Iterable[fx.Node] = (),
+) -> dict[fx.Node, Tensor] | None:
+    """The values of `wanted` nodes, for `x` or for random numbers.
+
+    A PackError unless the trace of a model computes what the model does: it may take another path while it is traced,
+    where it asks for types or for something else than shapes. None where that cannot be found out: traced, the tensors
+    that a forward makes have the type of fp32, which a model of half the precision does not always take.
     """
     model = unwrapped(model)
-    graph = trace.graph
-    given = next(node for node in graph.nodes if node.op == "placeholder").meta[VALUE].shape
-    result = next(node for node in graph.nodes if node.op == "output")
-    if x is None:
-        x = torch.randn(given, generator=torch.Generator().manual_seed(0))
+    result = next(node for node in trace.graph.nodes if node.op == "output")
+    x = _random_input(trace) if x is None else x
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), evaluating(model), unchanged(model), torch.no_grad():
         try:
-            found = run_graph(trace, model, x, [result])[result]
-            wanted = single_output(model(as_input(model, x)), output).detach().to("cpu", torch.float32)
+            answer = single_output(model(as_input(model, x).clone()), output).detach().to("cpu", torch.float32)
+            values = run_graph(trace, model, x, [*wanted, result])
         except SubbitError:
             raise
         except Exception as error:
-            raise PackError(f"{type(model).__name__} fails on an input of shape {tuple(x.shape)}: {error}") from error
-    if wanted.shape != found.shape or not torch.allclose(found, wanted, 1e-3, 1e-3 * _largest(wanted), equal_nan=True):
+            if as_input(model, x).dtype in (torch.float16, torch.bfloat16):
+                return None
+            raise PackError(
+                f"{type(model).__name__} fails on an input of shape {tuple(x.shape)}: {error}; run the model on such "
+                "an input yourself to find the place"
+            ) from error
+    if not _agree(values[result], answer, _tolerance(model, trace)):
         raise PackError(
             f"{type(model).__name__} computes something else when it is traced than when it runs, so the file would be "
             "wrong: its forward asks for the type of a tensor, changes a tensor of its own in place, or depends on "
             "chance or on earlier inputs; change that part"
         )
+    return values
+
+
+def _random_input(trace: Trace) -> Tensor:
+    given = next(node for node in trace.graph.nodes if node.op == "placeholder").meta[VALUE].shape
+    return torch.randn(given, generator=torch.Generator().manual_seed(0))
+
+
+def _tolerance(model: nn.Module, trace: Trace) -> float:
+    """Of the largest value: some roundings of the model's own type."""
+    dtype = torch.bfloat16 if trace.autocast else as_input(unwrapped(model), torch.zeros(())).dtype
+    return max(1e-3, 20 * torch.finfo(dtype).eps)
+
+
+def _agree(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    return torch.allclose(found, wanted, tolerance, tolerance * _largest(wanted), equal_nan=True)
 
 
 def _largest(values: Tensor) -> float:

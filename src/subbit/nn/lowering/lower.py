@@ -66,7 +66,7 @@ def lower(model: nn.Module, shape: Shape, output: OutputKey = None, batch: int |
     model = unwrapped(model)
     records: Records = {}
     sizes = _BATCHES if batch is None else (batch, batch + 2)
-    first, second = (_lower(model, shape, output, size, records) for size in sizes)
+    first, second = (_lower(model, shape, trace(model, shape, size, output), records) for size in sizes)
     if len(first.ops) != len(second.ops) or first.output != second.output:
         raise PackError("the model computes something else for a batch of another size: images must not mix")
     for value, (one, other) in enumerate(zip(first.ops, second.ops, strict=True), start=1):
@@ -77,15 +77,19 @@ def lower(model: nn.Module, shape: Shape, output: OutputKey = None, batch: int |
 
 
 def lower_for(model: nn.Module, lowered: Lowered, shape: Shape, output: OutputKey = None) -> Lowered | None:
-    """The operations of a model that was lowered, for inputs of another shape; None where it does not take them."""
+    """The operations of a model that was lowered, for inputs of another shape; None where it does not take them.
+
+    A PackError: it takes them, and does something that has no packed form.
+    """
+    model = unwrapped(model)
     try:
-        return _lower(unwrapped(model), shape, output, lowered.trace.batch, lowered.records)
+        traced = trace(model, shape, lowered.trace.batch, output)
     except SubbitError:
         return None
+    return _lower(model, shape, traced, lowered.records)
 
 
-def _lower(model: nn.Module, shape: Shape, output: OutputKey, batch: int, records: Records) -> Lowered:
-    traced = trace(model, shape, batch, output)
+def _lower(model: nn.Module, shape: Shape, traced: Trace, records: Records) -> Lowered:
     lowering = _Lowering(model, shape, traced, records)
     for node in _needed(traced.graph):
         lowering.visit(node)
@@ -93,12 +97,24 @@ def _lower(model: nn.Module, shape: Shape, output: OutputKey, batch: int, record
 
 
 def _needed(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that the output depends on; what a model gives or keeps besides needs no packed form."""
+    """The nodes that the output depends on; what a model gives or keeps besides needs no packed form.
+
+    An operation in place is needed where somebody reads, behind it, the memory that it wrote to.
+    """
     needed: dict[fx.Node, None] = {}
+    read: set[int] = set()
     for node in reversed(graph.nodes):
-        if node.op in ("output", "placeholder") or _in_place(node) or any(user in needed for user in node.users):
+        written = _in_place(node) and (node.kwargs.get("out") is not None or _memories(node) & read)
+        if node.op in ("output", "placeholder") or written or any(user in needed for user in node.users):
             needed[node] = None
+            read = read.union(*map(_memories, node.all_input_nodes))
     return list(reversed(needed))
+
+
+def _memories(node: fx.Node) -> set[int]:
+    value = node.meta[VALUE]
+    several = value if isinstance(value, list | tuple) else (value,)
+    return {_memory(tensor) for tensor in several if isinstance(tensor, Tensor)}
 
 
 def _in_place(node: fx.Node) -> bool:

@@ -147,7 +147,9 @@ def neg(b: Builder, input: Value) -> Value:
 
 def power(b: Builder, input: Operand, exponent: Operand) -> Value:
     """x to a number: products for whole ones, with a root for halves, exp(p · log x) for the rest."""
-    if isinstance(exponent, Tensor) and exponent.numel() == 1:  # a learned one, as in GeM pooling
+    if isinstance(exponent, Tensor) and exponent.numel() == 1:
+        if exponent.requires_grad and isinstance(input, Value):  # GeM pooling learns it: its form must not depend on it
+            return activation(b, b.scalar(activation(b, input, "log"), exponent.item()), "exp")
         exponent = exponent.item()
     if not isinstance(input, Value) or not isinstance(exponent, int | float):
         raise b.error("a power that is not a number has no packed form: supported is a value to a power of 1/2, 2, …")

@@ -13,6 +13,7 @@ import builtins
 import inspect
 import operator
 import re
+import sys
 import threading
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -38,7 +39,7 @@ _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 _ISINSTANCE = isinstance
 ONE_AT_A_TIME = threading.RLock()  # while a model is traced, torch.fx changes how all modules are called
 
-_MOVES = frozenset({"to", "cpu", "cuda", "float", "half", "double", "bfloat16", "type", "type_as"})
+_MOVES = frozenset({"to", "cpu", "cuda", "float", "half", "double", "bfloat16", "type", "type_as", "contiguous"})
 _SET_ITEM = ("__setitem__", operator.setitem)
 _IN_PLACE_OPERATORS = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__")
 _NOT_IN_PLACE = "use torch.cat, F.pad or an operation that is not in place"
@@ -53,6 +54,7 @@ class Trace:
     layers: dict[str, CompressedLayer]  # leaves, by the target of their call_module nodes
     constants: dict[str, Tensor]  # tensors that do not depend on the input, by the target of get_attr nodes
     batch: int
+    autocast: bool = False
 
 
 class ShapedProxy(fx.Proxy):
@@ -99,6 +101,7 @@ class ShapedTracer(fx.Tracer):
         super().__init__()
         self.example = example
         self.constants: dict[str, Tensor] = {}
+        self.autocast = False  # does the forward choose types by itself?
         self.overwritten: dict[int, tuple[Tensor, str]] = {}  # real tensors that a computed value went into, by memory
         self.current: list[tuple[str, str]] = []  # (path, type name) of the modules being executed
 
@@ -165,13 +168,16 @@ class ShapedTracer(fx.Tracer):
     ) -> Any:
         if kind == "call_function" and _is_wrapped(target):
             return target(*args, **kwargs)
+        if target == "type" and len(args) + len(kwargs) == 1:
+            return torch.empty(0, dtype=args[0].dtype).type()
         if target == "type" and len(args) > 1 and _is_floating(args[1]):
-            return args[0]
+            args = (args[0], torch.float32)
         outs = (out for out in _several(kwargs.get("out")) if not isinstance(out, fx.Proxy))
         if any(isinstance(out, Tensor) for out in outs):
             raise TypeError(f"puts a computed value into a tensor that it made (out=); {_NOT_IN_PLACE}")
         if target in _SET_ITEM:
             raise TypeError(f"assigns a computed value to a part of a tensor that it made; {_NOT_IN_PLACE}")
+        self.autocast = self.autocast or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         value = self.example if kind == "placeholder" else self._evaluate(kind, target, args, kwargs)
         several = isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value)
         if not several and not isinstance(value, Tensor):
@@ -207,10 +213,14 @@ class ShapedTracer(fx.Tracer):
             assert isinstance(layer, CompressedLayer)
             return layer.plain(args[0], torch.empty(layer.weight_shape, device="meta"))
         if kind == "call_method":
-            # Moves between devices and floating types stay on the meta device, and return the tensor itself.
-            kinds = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, torch.dtype)]
-            moved = target in _MOVES and args[0].is_floating_point() and all(a.is_floating_point for a in kinds)
-            return args[0] if moved else getattr(args[0], target)(*args[1:], **kwargs)
+            # Moves between devices and floating types stay on the meta device. Whether they copy depends on the
+            # model's type and memory, so they give a view: writing to one of the two makes the other stale.
+            given = (*args[1:], *kwargs.values())
+            if target == "contiguous" and not args[0].is_contiguous():
+                return args[0].contiguous()
+            if target in _MOVES and args[0].is_floating_point() and all(map(_keeps_real, given)):
+                return args[0].view_as(args[0])
+            return getattr(args[0], target)(*args[1:], **kwargs)
         return target(*args, **kwargs)
 
 
@@ -232,7 +242,7 @@ def trace(model: nn.Module, shape: tuple[int, ...], batch: int, output: OutputKe
     _check_inputs(model)
     root = _Root(model, output)
     tracer = ShapedTracer(torch.empty((batch, *shape), device="meta"))
-    with evaluating(model), unchanged(model), torch.no_grad(), _proxies_are_tensors():
+    with ONE_AT_A_TIME, evaluating(model), unchanged(model), torch.no_grad(), _proxies_are_tensors():
         try:
             graph = tracer.trace(root)
         except SubbitError:
@@ -242,7 +252,8 @@ def trace(model: nn.Module, shape: tuple[int, ...], batch: int, output: OutputKe
     layers = {
         str(node.target): root.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"
     }
-    return Trace(graph, layers, tracer.constants, batch)  # type: ignore[arg-type]  # only compressed layers are leaves
+    # only compressed layers are leaves
+    return Trace(graph, layers, tracer.constants, batch, tracer.autocast)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -267,7 +278,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         for value in attributes.values()
         if type(value) in _CONTAINERS
     ]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    plain = (buffer for buffer in model.buffers() if buffer.layout is torch.strided and not buffer.is_nested)
+    buffers = [(buffer, buffer.detach().clone()) for buffer in plain]  # the others can be neither compared nor written
     try:
         yield
     finally:
@@ -287,18 +299,24 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 def _proxies_are_tensors() -> Iterator[None]:
     """isinstance(proxy, Tensor) holds, as models ask it; of anything but a proxy it says what it always says.
 
-    A `__class__` of its own would convince the C++ side of PyTorch too, which would then read a proxy as a tensor.
+    A `__class__` of its own would convince the C++ side of PyTorch too, which would then read a proxy as a tensor. So
+    would the code around `autograd.Function`, which hands over what it takes for a tensor: it is told the truth.
     """
 
     def is_instance(value: Any, kind: Any, /) -> bool:
-        return _ISINSTANCE(value, kind) or (type(value) is ShapedProxy and _ISINSTANCE(value.value, kind))
+        if _ISINSTANCE(value, kind):
+            return True
+        return type(value) is ShapedProxy and _ISINSTANCE(value.value, kind) and not _hands_over(sys._getframe(1))
 
-    with ONE_AT_A_TIME:
-        builtins.isinstance = is_instance
-        try:
-            yield
-        finally:
-            builtins.isinstance = _ISINSTANCE
+    builtins.isinstance = is_instance
+    try:
+        yield
+    finally:
+        builtins.isinstance = _ISINSTANCE
+
+
+def _hands_over(caller: types.FrameType) -> bool:
+    return str(caller.f_globals.get("__name__")).startswith(("torch.autograd.", "torch._functorch."))
 
 
 def place(node: fx.Node) -> str:
@@ -363,6 +381,23 @@ def _is_floating(kind: Any) -> bool:
     return not isinstance(kind, torch.dtype) and any(name in str(kind) for name in ("Float", "Double", "Half"))
 
 
+def _keeps_real(argument: Any) -> bool:
+    """Whether what a move is given besides, a type or a tensor of the type that is wanted, is of real numbers."""
+    if isinstance(argument, torch.dtype):
+        return argument.is_floating_point
+    if isinstance(argument, Tensor):
+        return argument.is_floating_point()
+    return argument is float or not isinstance(argument, str | type) or _is_device(argument)
+
+
+def _is_device(argument: Any) -> bool:
+    try:
+        torch.device(argument)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
 def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -389,6 +424,7 @@ def _on_meta(leaf: Any) -> Any:
 def run_graph(trace: Trace, model: nn.Module, x: Tensor, wanted: Iterable[fx.Node]) -> dict[fx.Node, Tensor]:
     """Values of nodes as the model computes them, in its own precision and on its own device."""
     keep = set(wanted)
+    last_users = {source: node for node in trace.graph.nodes for source in node.all_input_nodes}
     values: dict[fx.Node, Any] = {}
     kept: dict[fx.Node, Tensor] = {}
 
@@ -399,7 +435,7 @@ def run_graph(trace: Trace, model: nn.Module, x: Tensor, wanted: Iterable[fx.Nod
         args: Any = map_aggregate(node.args, look_up)
         kwargs: Any = map_aggregate(node.kwargs, look_up)
         if node.op == "placeholder":
-            values[node] = as_input(model, x)
+            values[node] = as_input(model, x).clone()  # models may write to it
         elif node.op == "get_attr":
             constant = trace.constants[str(node.target)]
             written = any(user.op == "call_method" and _is_in_place(str(user.target)) for user in node.users)
@@ -416,6 +452,9 @@ def run_graph(trace: Trace, model: nn.Module, x: Tensor, wanted: Iterable[fx.Nod
             values[node] = args[0]
         if node in keep:  # a copy: an operation in place may come behind it
             kept[node] = values[node].detach().to("cpu", torch.float32, copy=True)
+        for source in node.all_input_nodes:
+            if last_users[source] is node:
+                del values[source]
     return kept
 
 
