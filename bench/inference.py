@@ -241,8 +241,13 @@ def this_machine() -> dict[str, Any]:
 
 def result_file(machine: dict[str, Any]) -> Path:
     """Of this processor and its kernels: measurements of different machines do not replace each other."""
-    plain = re.sub(r"\(r\)|processor", "", f"{machine['cpu']} {machine['isa']}".lower())
-    return RESULTS / f"{re.sub('[^a-z0-9]+', '-', plain).strip('-')}.json"
+    return RESULTS / f"{plain_name(machine['cpu'], machine['isa'])}.json"
+
+
+def plain_name(*words: str) -> str:
+    """The name of a file: of "Intel(R) Xeon(R) Processor" intel-xeon."""
+    plain = re.sub(r"\(r\)|processor", "", " ".join(words).lower())
+    return re.sub("[^a-z0-9]+", "-", plain).strip("-")
 
 
 def kept_result(machine: dict[str, Any]) -> dict[str, Any] | None:

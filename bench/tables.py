@@ -1,4 +1,5 @@
-"""Tables of the standard set, from bench/results/inference: of the machine that was measured last, and one of all.
+"""Tables of the standard set, from bench/results/inference: of the machine that was measured last, and one of all; and
+of training steps, from bench/results/train_step.
 
 Documents own a table by `<!-- subbit:bench NAME -->` and `<!-- /subbit:bench -->`; what stands between is replaced.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import train_step
 from bench.inference import RESULTS, SLIM_WIDTHS
 from subbit import zoo
 from subbit.experiments.report import replace_marked
@@ -18,7 +20,7 @@ from subbit.experiments.spec import load_spec
 from subbit.experiments.table import build_table, size
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "training.md")
 PLOT = ROOT / "docs" / "images" / "inference.svg"
 
 PACKED, PACKED_INT8 = "subbit packed fp32", "subbit packed int8"
@@ -56,7 +58,8 @@ def fresh(document: Path, results: Sequence[Json]) -> str:
     """The text of a document with its tables generated anew."""
 
     def table(name: str) -> str:
-        return processors(results) if name == "processors" else TABLES[name](results[0])
+        of_all = {"processors": lambda: processors(results), "steps": lambda: steps(load_results(train_step.RESULTS))}
+        return of_all[name]() if name in of_all else TABLES[name](results[0])
 
     return replace_marked(document.read_text(encoding="utf-8"), "bench", table, document.name)
 
@@ -101,6 +104,18 @@ def processors(results: Sequence[Json]) -> str:
         cells = [_medians(case, other, to) if case else "" for case in found for _, other, to in columns]
         rows.append([f"{about['network']} {about['label']}", *cells])
     return _markdown(["", *named], rows)
+
+
+def steps(results: Sequence[Json]) -> str:
+    """Images per second of a training step on every processor that was measured, each network in its faster layout."""
+    measured = [(result, name) for result in results for name in train_step.DTYPES if name in result]
+    rows = []
+    for network in measured[0][0][measured[0][1]]:
+        found = [result[name][network] for result, name in measured]
+        rows.append(
+            [network, *(f"{max(one['images_per_second'].values()):.0f} ({one['of_dense']:.2f}×)" for one in found)]
+        )
+    return _markdown(["VGG-16", *(f"{name}, {_processor({'machine': result})}" for result, name in measured)], rows)
 
 
 def latency(result: Json) -> str:

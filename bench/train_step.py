@@ -1,6 +1,6 @@
 """Images per second of a full training step: VGG-16 dense against SLBF, all in one process, step by step in turn.
 
-    python -m bench.train_step            writes bench/results/train_step.json
+    python -m bench.train_step            writes bench/results/train_step/PROCESSOR.json
     python -m bench.train_step --quick    small batch, few rounds, writes nothing
 
 A step is forward, loss, backward and SGD with momentum on a random batch, with convolutions as `fit` has them; the
@@ -24,6 +24,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ import torch
 from torch import nn
 
 import subbit
+from bench.inference import plain_name
+from subbit import host
 from subbit.methods import SLBF
 from subbit.models import vgg16
 from subbit.train import convolutions
 
-RESULT = Path(__file__).parent / "results" / "train_step.json"
+RESULTS = Path(__file__).parent / "results" / "train_step"
 SHARES = (("1/2", "1/2"), ("1/2", "1/4"), ("1/2", "1/8"))
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -103,15 +106,15 @@ def with_speedups(rates: dict[str, dict[str, float]]) -> dict[str, dict[str, Any
 
 
 def processor() -> dict[str, str | bool]:
-    """Name, and whether it multiplies bfloat16 by itself; where it does not, bfloat16 is emulated and slow."""
+    """Name and model, and whether it multiplies bfloat16 by itself: elsewhere that is emulated and slow."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    entries = dict([part.strip() for part in line.split(":", 1)] for line in reversed(lines) if ":" in line)
-    flags = entries.get("flags", "").split()
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
     return {
-        "cpu": entries.get("model name", platform.processor()),
+        "cpu": host.processor(),
+        "cpu_model": host.processor_model(),
         "bfloat16_hardware": "avx512_bf16" in flags or "amx_bf16" in flags,
     }
 
@@ -129,6 +132,8 @@ def main() -> None:
     torch.manual_seed(0)
     result: dict[str, Any] = {
         "what": "images/s of a training step (forward, loss, backward, SGD with momentum), VGG-16, 32x32",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": host.commit(),
         **processor(),
         "threads": arguments.threads,
         "batch": batch,
@@ -143,8 +148,9 @@ def main() -> None:
             formats = "  ".join(f"{form} {rate:7.1f}" for form, rate in row["images_per_second"].items())
             print(f"  {network:28}{formats}   {row['of_dense']:.2f}x of dense")
     if not arguments.quick:
-        RESULT.parent.mkdir(parents=True, exist_ok=True)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        file = RESULTS / f"{plain_name(str(result['cpu']))}.json"
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

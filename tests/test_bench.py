@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench import plot, tables
-from bench.inference import SLIM_WIDTHS, merged, result_file
+from bench import plot, tables, train_step
+from bench.inference import SLIM_WIDTHS, merged, plain_name, result_file
 from torch import nn
 
 import subbit
@@ -424,11 +424,25 @@ def test_accuracy_is_that_of_the_file_or_of_the_ledger() -> None:
     for label, name in tables.TRAINED.items():
         row = next(row for row in table.rows if row.row.name == name)
         card = files.get(f"vgg16-cifar10-{name}")
-        if label.startswith("dense"):  # too large for the zoo
+        if label.startswith("dense"):  # of some there is a file, of all the ledger
             assert ((label, "fp32") in reached) == (row.measured is not None)
         elif card is not None:
             assert reached[label, "fp32"].startswith(f"{card.accuracy:.2f}")
             assert (" epochs" in reached[label, "fp32"]) == (card.epochs < row.row.epochs)
+
+
+def test_training_steps_of_several_processors() -> None:
+    def measured(fast: float, gain: float) -> dict[str, Any]:
+        return {name: {"images_per_second": {"a": 90.0, "b": fast}, "of_dense": gain} for name in ("dense", "slbf")}
+
+    results = [{"cpu": "new", "float32": measured(100, 1), "bfloat16": measured(200, 1.5)}]
+    results.append({"cpu": "old", "float32": measured(80, 2)})
+    table = tables.steps(results)
+    assert "| VGG-16 | float32, new | bfloat16, new | float32, old |" in table
+    assert "| slbf | 100 (1.00×) | 200 (1.50×) | 90 (2.00×) |" in table
+    kept = {file.stem for file in train_step.RESULTS.glob("*.json")}
+    assert kept == {plain_name(result["cpu"]) for result in tables.load_results(train_step.RESULTS)}
+    assert plain_name("Intel(R) Xeon(R) Processor", "avx512") == "intel-xeon-avx512"
 
 
 def test_a_network_measured_anew_takes_the_place_of_the_old_one() -> None:

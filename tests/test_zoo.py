@@ -31,9 +31,22 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
 
 
 def test_every_file_has_a_card_and_every_card_a_file() -> None:
-    files = sorted(file.name for file in zoo.folder().iterdir() if file.name != "README.md")
-    assert files == sorted(f"{card.name}.{end}" for card in CARDS for end in ("sbit", "json"))
+    small = {file.name for file in zoo.folder().iterdir()} - {"README.md", zoo.large_folder().name}
+    large = {file.name for file in zoo.large_folder().iterdir()}
+    assert not small & large
+    assert small | large == {f"{card.name}.{end}" for card in CARDS for end in ("sbit", "json")}
     assert len(CARDS) >= 3
+
+
+def test_large_networks_come_with_a_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = next(iter(zoo.large_folder().glob("*.sbit")))
+    assert zoo.path(large.stem) == large
+    for file in zoo.folder().glob("lenet5*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(zoo, "folder", lambda: tmp_path)  # as an installed package has it
+    assert {card.name for card in zoo.cards()} == {card.name for card in CARDS if card.name.startswith("lenet5")}
+    with pytest.raises(InputError, match="the zoo has no network"):
+        zoo.path(large.stem)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)

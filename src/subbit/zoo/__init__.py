@@ -5,7 +5,8 @@
     net = subbit.load(subbit.zoo.path("lenet5-mnist-slbf-0.5-0.25"))
 
 A card is JSON beside the file, NAME.json: what the network was trained on and how, what it reaches, what made it.
-The files lie in zoo/ of a checkout, and beside this module in an installed package.
+The files lie in zoo/ of a checkout, and beside this module in an installed package. Those in zoo/large, dense networks
+that the others are compared with, come with a checkout alone.
 """
 
 from __future__ import annotations
@@ -51,17 +52,25 @@ def folder() -> Path:
     return checkout if checkout.is_dir() else here
 
 
+def large_folder() -> Path:
+    """Where the files are that an installed package comes without; there it does not exist."""
+    return folder() / "large"
+
+
 def cards() -> list[Card]:
     """The cards of all networks, by name."""
-    return sorted((read_card(file) for file in folder().glob("*.json")), key=lambda card: card.name)
+    files = (file for place in (folder(), large_folder()) for file in place.glob("*.json"))
+    return sorted((read_card(file) for file in files), key=lambda card: card.name)
 
 
 def path(name: str) -> Path:
     """The file of the network `name`."""
-    file = folder() / f"{name}.sbit"
-    if "/" in name or "\\" in name or not file.is_file():
-        raise InputError(f"the zoo has no network {name!r}: {_choices(name)}")
-    return file
+    if "/" not in name and "\\" not in name:
+        for place in (folder(), large_folder()):
+            file = place / f"{name}.sbit"
+            if file.is_file():
+                return file
+    raise InputError(f"the zoo has no network {name!r}: {_choices(name)}")
 
 
 def find(file: str | Path) -> Path:
