@@ -46,7 +46,9 @@ def _residual(case: Case, kind: Kind) -> Program:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma", "fma rows"])
+@pytest.mark.parametrize(
+    "kernel", ["table", "table 5", "table 6", "lanes", "direct", "depthwise", "fma", "fma rows", "fma lanes"]
+)
 def test_every_kernel_adds(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     for case in CASES.values():
@@ -63,7 +65,8 @@ def sum_of_two(case: Case, kind: Kind) -> Program:
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize(
-    "kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma", "fma rows", "xnor", "linear"]
+    "kernel",
+    ["table", "table 5", "table 6", "lanes", "direct", "depthwise", "fma", "fma rows", "fma lanes", "xnor", "linear"],
 )
 def test_every_kernel_adds_to_what_is_there(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)

@@ -168,6 +168,9 @@ CASES = {
     "stride_across_only": Case(8, (9, 40), 6, stride=(1, 2), blocks=2),
     "stride_down_only": Case(8, (18, 12), 6, stride=(2, 1), blocks=2),
     "one_by_one": Case(24, (14, 14), 20, kernel=(1, 1), padding=(0, 0, 0, 0), blocks=2, filters=10),
+    "one_by_one_whole_registers": Case(13, (12, 20), 15, kernel=(1, 1), padding=(0, 0, 0, 0), filters=8),
+    "one_by_one_last_overlaps": Case(10, (9, 13), 14, kernel=(1, 1), padding=(0, 0, 0, 0), filters=8),
+    "three_rows_of_taps_run_on": Case(10, (23, 21), 14, kernel=(3, 1), padding=(1, 1, 0, 0), filters=8),
     "one_by_one_stride2": Case(16, (16, 16), 20, kernel=(1, 1), stride=(2, 2), padding=(0, 0, 0, 0), blocks=2),
     "five_by_five": Case(12, (12, 12), 10, kernel=(5, 5), padding=(2, 2, 2, 2), blocks=2),
     "seven_by_seven_stride2": Case(3, (40, 40), 10, kernel=(7, 7), stride=(2, 2), padding=(3, 3, 3, 3)),
@@ -181,16 +184,28 @@ CASES = {
     "depthwise": Case(10, (11, 13), 10, groups=10),
     "depthwise_stride2": Case(6, (16, 33), 6, groups=6, stride=(2, 2)),
     "depthwise_multiplier": Case(5, (9, 9), 15, groups=5),
+    "depthwise_in_bands": Case(3, (70, 90), 3, groups=3, kernel=(5, 3), padding=(2, 2, 1, 1)),
+    "depthwise_stride2_in_bands": Case(
+        17, (75, 131), 17, groups=17, kernel=(3, 5), stride=(2, 2), padding=(1, 1, 2, 2)
+    ),
+    "depthwise_stride3": Case(4, (17, 23), 8, groups=4, kernel=(4, 2), stride=(2, 3), padding=(3, 0, 0, 4)),
+    "depthwise_one_row": Case(18, (1, 6), 18, groups=18, kernel=(1, 3), padding=(0, 0, 1, 1)),
+    "depthwise_dilated": Case(4, (12, 19), 4, groups=4, kernel=(3, 3), padding=(4, 4, 3, 5), dilation=(4, 5)),
+    "depthwise_cropped": Case(4, (9, 30), 4, groups=4, kernel=(2, 2), stride=(2, 2), padding=(0, 0, 0, 0)),
     "strips_of_rows": Case(9, (20, 19), 13, padding=(1, 1, 0, 2), dilation=(1, 2)),
     "strips_in_bands": Case(6, (72, 35), 14, kernel=(4, 3), padding=(2, 1, 1, 1), groups=2),
     "strips_of_two_registers": Case(3, (16, 32), 14),
     "strips_of_three_registers": Case(3, (16, 48), 13),
     "strips_of_four_rows_of_taps": Case(3, (64, 64), 8, kernel=(7, 7), stride=(2, 2), padding=(3, 3, 3, 3)),
+    "panels_of_filters": Case(70, (5, 6), 103, filters=103),
+    "panels_of_groups": Case(24, (5, 7), 78, groups=2, blocks=2, filters=35),
+    "whole_map": Case(20, (4, 4), 70, kernel=(4, 4), padding=(0, 0, 0, 0), blocks=2, filters=40),
+    "whole_map_of_groups": Case(12, (3, 3), 42, padding=(0, 0, 0, 0), groups=2, blocks=2, filters=19),
     "strips_of_every_third_row": Case(4, (59, 30), 7, kernel=(10, 2), stride=(3, 2), padding=(4, 4, 0, 1)),
 }  # fmt: skip
 
 # weights that a kernel can do; every one of the others takes shared signs
-KINDS: dict[str, Kind] = {"fma": "lego", "fma rows": "dense"}
+KINDS: dict[str, Kind] = {"fma": "lego", "fma rows": "dense", "fma lanes": "lego", "depthwise": "dense"}
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -201,12 +216,32 @@ def test_convolution(name: str, kind: Kind, row: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("kernel", ["table", "table 5", "table 6", "lanes", "direct", "fma", "fma rows"])
+@pytest.mark.parametrize(
+    "kernel", ["table", "table 5", "table 6", "lanes", "direct", "depthwise", "fma", "fma rows", "fma lanes"]
+)
 def test_every_shape_on_every_kernel(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the cost model would take another one."""
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     used = {check(case.program(KINDS.get(kernel, "stacked")), row) for case in CASES.values()}
     assert kernel in used or (kernel == "lanes" and row in ("sse2", "neon"))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_dense_layers_with_filters_in_the_lanes(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes banks above; filters that are not shared go to the output a panel at a time."""
+    monkeypatch.setenv("SUBBIT_KERNEL", "fma lanes")
+    used = [check(case.program("dense"), row) for case in CASES.values()]
+    assert used.count("fma lanes") > len(CASES) / 3
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_panels_of_filters_on_two_threads(groups: int, row: str) -> None:
+    program = Case(256, (4, 4), 300, groups=groups).program("dense")
+    x = np.random.default_rng(1).standard_normal(program.input_shape).astype(np.float32)
+    net = load(encode(program), isa=row)
+    assert net.operations[0].kernel == "fma lanes"
+    np.testing.assert_array_equal(net(x, threads=2), net(x))
 
 
 @pytest.mark.parametrize("row", ROWS)

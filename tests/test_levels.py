@@ -236,17 +236,19 @@ def test_whole_networks(name: str, kernel: str, row: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
-@pytest.mark.parametrize("kernel", ["fma", "fma rows", "direct"])
+@pytest.mark.parametrize("kernel", ["fma", "fma rows", "direct", "depthwise"])
 @pytest.mark.parametrize("floats", [True, False], ids=["floats_too", "levels_alone"])
 def test_real_layers_write_the_levels_that_follow(
     floats: bool, kernel: str, row: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run in which the dense layer rounds by itself equals one in which everything is done on its own."""
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
-    others = ["seven", "odd_width_in_tiles", "stride2_odd", "groups"]
+    names = ["one_register_rows", "two_registers_per_row", "seven", "odd_width_in_tiles", "stride2_odd", "groups"]
     if kernel == "fma rows":
-        others = [name for name in CASES if name.startswith("strips_of")]
-    for name in ("one_register_rows", "two_registers_per_row", *others):
+        names = [*names[:2], *(name for name in CASES if name.startswith("strips_of"))]
+    if kernel == "depthwise":
+        names = [name for name in CASES if name.startswith("depthwise")]
+    for name in names:
         case = CASES[name]
         for levels in LEVELS.values():
             program = case.program("lego" if kernel == "fma" and case.blocks > 1 else "dense")

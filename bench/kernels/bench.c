@@ -2,6 +2,8 @@
  *
  *   bench [row] [kernel] [layer…]      layer: channels,size,filters,blocks,out,kernel,stride
  *
+ * With 0 blocks the layer is dense, of as many groups as there would be filters: 96,28,96,0,96,3,1 is depthwise.
+ *
  * Prints the shortest of many repeats; the machine may be busy. Kernels on levels, marked by a +, write levels alone while
  * they are timed. See docs/kernels.md.
  */
@@ -71,11 +73,18 @@ static sb_conv random_conv(const Layer *l)
     sb_conv conv = {
         .channels = l->channels, .height = l->size, .width = l->size,
         .stride_h = l->stride, .stride_w = l->stride, .pad_top = l->kernel / 2, .pad_left = l->kernel / 2,
-        .dilation_h = 1, .dilation_w = 1, .groups = 1, .then = {.kind = SB_RELU},
-        .weight = {.kind = SB_STACKED_BITS, .out = l->out, .filters = l->filters, .blocks = l->blocks,
-                   .depth = l->channels / l->blocks, .kernel_h = l->kernel, .kernel_w = l->kernel},
+        .dilation_h = 1, .dilation_w = 1, .groups = l->blocks ? 1 : l->filters, .then = {.kind = SB_RELU},
+        .weight = {.kind = l->blocks ? SB_STACKED_BITS : SB_DENSE, .out = l->out, .kernel_h = l->kernel, .kernel_w = l->kernel,
+                   .filters = l->blocks ? l->filters : l->out, .blocks = l->blocks ? l->blocks : 1,
+                   .depth = l->channels / (l->blocks ? l->blocks : l->filters)},
     };
     conv.out_height = conv.out_width = (l->size + 2 * (l->kernel / 2) - l->kernel) / l->stride + 1;
+    conv.weight.scale = random_values((size_t)l->out);
+    conv.weight.shift = random_values((size_t)l->out);
+    if (!l->blocks) {
+        conv.weight.values = (const uint8_t *)random_values((size_t)l->out * conv.weight.depth * l->kernel * l->kernel);
+        return conv;
+    }
     const size_t bits = (size_t)l->filters * conv.weight.depth * l->kernel * l->kernel;
     uint8_t *packed = memory(bits / 8 + 1);
     for (size_t i = 0; i < bits / 8 + 1; i++)
@@ -89,8 +98,6 @@ static sb_conv random_conv(const Layer *l)
     for (int t = 0; t < l->out; t++)
         ratio[t * l->blocks] = 1; /* as in every stored weight */
     conv.weight.ratio = ratio;
-    conv.weight.scale = random_values((size_t)l->out);
-    conv.weight.shift = random_values((size_t)l->out);
     return conv;
 }
 
@@ -103,23 +110,33 @@ static int8_t *random_levels(size_t count, float *values)
     return levels;
 }
 
+/* Weight of a stored filter; bits have the channel innermost, values the tap. */
+static double weight_at(const sb_weight *w, size_t filter, int ky, int kx, int s)
+{
+    const size_t taps = (size_t)w->kernel_h * w->kernel_w, tap = (size_t)ky * w->kernel_w + kx;
+    const size_t bit = (filter * taps + tap) * w->depth + s;
+    if (w->values)
+        return ((const float *)w->values)[(filter * w->depth + s) * taps + tap];
+    return w->bits[bit / 8] >> bit % 8 & 1 ? 1 : -1;
+}
+
 static double plain_sum(const sb_conv *c, const float *in, int t, int y, int x)
 {
     const sb_weight *w = &c->weight;
+    const int first = t / (w->out / c->groups) * w->blocks * w->depth;
     double total = 0;
     for (int i = 0; i < w->blocks; i++) {
         double sum = 0;
-        size_t bit = (size_t)w->index[t * w->blocks + i] * w->kernel_h * w->kernel_w * w->depth;
+        const size_t filter = w->index ? w->index[t * w->blocks + i] : (size_t)t;
         for (int ky = 0; ky < w->kernel_h; ky++)
             for (int kx = 0; kx < w->kernel_w; kx++)
-                for (int s = 0; s < w->depth; s++, bit++) {
+                for (int s = 0; s < w->depth; s++) {
                     const int iy = y * c->stride_h + ky - c->pad_top, ix = x * c->stride_w + kx - c->pad_left;
                     if (iy < 0 || ix < 0 || iy >= c->height || ix >= c->width)
                         continue;
-                    const double v = in[((size_t)(i * w->depth + s) * c->height + iy) * c->width + ix];
-                    sum += w->bits[bit / 8] >> bit % 8 & 1 ? v : -v;
+                    sum += weight_at(w, filter, ky, kx, s) * in[((size_t)(first + i * w->depth + s) * c->height + iy) * c->width + ix];
                 }
-        total += w->ratio[t * w->blocks + i] * sum;
+        total += w->ratio ? w->ratio[t * w->blocks + i] * sum : sum;
     }
     total = total * w->scale[t] + w->shift[t];
     return total > 0 ? total : 0;
@@ -192,11 +209,11 @@ static void bench(const sb_kernels *row, const sb_conv_kernel *kernel, const Lay
         best = fmin(best, now() - start);
     }
     const sb_op_time stages = shortest_stages(conv, in, levels, out, scratch);
-    const double macs = (double)conv.weight.depth * conv.weight.blocks * layer->filters * layer->kernel * layer->kernel *
+    const double macs = (double)conv.weight.depth * conv.weight.blocks * conv.weight.filters * layer->kernel * layer->kernel *
                         conv.out_height * conv.out_width;
     printf("%-7s %s%-*s %4d ch %3dx%-3d m %3d k %d %dx%d/%d %8.1f us %6.1f GMAC/s (estimated %7.1f us) "
            "stages %5.1f %6.1f %5.1f error %.0e\n",
-           row->name, kernel->name, 8 - (int)strlen(kernel->name), levels ? "+" : "", layer->channels, layer->size, layer->size, layer->filters, layer->blocks,
+           row->name, kernel->name, 9 - (int)strlen(kernel->name), levels ? "+" : "", layer->channels, layer->size, layer->size, conv.weight.filters, layer->blocks,
            layer->kernel, layer->kernel, layer->stride, best * 1e6, macs / best * 1e-9, cost * 1e-3,
            1e-3 * (double)stages.build, 1e-3 * (double)stages.look_up, 1e-3 * (double)stages.merge,
            error_of(&conv, in, out));

@@ -14,7 +14,8 @@ static double direct_cost(const sb_conv *conv) {
     const double filter = (double)plan.channels * conv->weight.kernel_h * conv->weight.kernel_w;
     const double multiply = plan.max_vectors * (filter * 1.1 + 6);
     const double stage = plan.in_place ? 0 : stage_cost(conv, &plan);
-    return bands * (conv->weight.out * (filter * 4 + multiply + 10) + stage) / CYCLES_PER_NANOSECOND;
+    const double write = plan.by_row || plan.in_place ? 10 : plan.band_rows * 18.0; /* registers in parts, one to a row */
+    return bands * (conv->weight.out * (filter * 7 + multiply + write) + stage) / CYCLES_PER_NANOSECOND;
 }
 
 static size_t carve_direct_scratch(const sb_conv *conv, const flat_plan *plan, uint8_t *memory,

@@ -73,7 +73,7 @@ static flat_plan plan_flat(const sb_conv *conv, int channels, int rows) {
     plan.in_place = taps == 1 && plan.planes == 1 && !conv->pad_top && !conv->pad_left &&
                     conv->out_height == conv->height && conv->out_width == conv->width &&
                     conv->height * conv->width >= LANES;
-    plan.by_row = !plan.in_place && per_row * LANES <= plan.pitch * 5 / 4;
+    plan.by_row = !plan.in_place && plan.pitch != conv->out_width && per_row * LANES <= plan.pitch * 5 / 4;
     plan.band_rows = conv->out_height;
     if (!plan.in_place) {
         const double row_bytes = (double)plan.channels * plan.planes * plan.pitch * sizeof(float);
@@ -121,19 +121,27 @@ static void find_tap_offsets(const sb_conv *conv, const flat_plan *plan, int32_t
     }
 }
 
-/* Rows are short: a call of memcpy would cost more than the copy. */
+/* Rows are short: a call of memcpy would cost more than the copy. The last register of a longer row overlaps the one before. */
 ALWAYS_INLINE void copy_row(float *to, const float *from, int count) {
     int x = 0;
     for (; x + LANES <= count; x += LANES)
         vstore(to + x, vload(from + x));
-    if (x < count)
-        vstore_part(to + x, vload_part(from + x, 0, count - x), 0, count - x);
+    if (x < count && count >= LANES)
+        vstore(to + count - LANES, vload(from + count - LANES));
+    else if (x < count)
+        vstore_part(to, vload_part(from, 0, count), 0, count);
 }
 
 ALWAYS_INLINE void copy_strided(float *to, const float *from, int count, int stride) {
     int x = 0;
     for (; stride == 2 && x + LANES <= count; x += LANES) /* 2·LANES − 1 floats are certain to exist */
         vstore(to + x, even_lanes(vload(from + 2 * x), vload_part(from + 2 * x + LANES, 0, LANES - 1)));
+    if (stride == 2 && x < count) {
+        const int left = 2 * (count - x) - 1, low = left < LANES ? left : LANES;
+        const vfloat high = vload_part(from + 2 * x + low, 0, left - low); /* zero lanes where all are in the low ones */
+        vstore_part(to + x, even_lanes(vload_part(from + 2 * x, 0, low), high), 0, count - x);
+        return;
+    }
     for (; x < count; x++)
         to[x] = from[(ptrdiff_t)x * stride];
 }
@@ -170,19 +178,22 @@ static NEVER_INLINE void stage_band(const sb_conv *conv, const flat_plan *plan, 
                               plan->x_low * conv->stride_w + x_phase, plan->pitch, staged + row * plan->pitch);
 }
 
-/* Adds the register that starts at a pixel of row y, split where rows end. Lanes before `lane` are not output. */
+/* Adds the register that starts at a pixel of row y, split where rows end, unless the next one follows in the output too. Lanes
+ * before `lane` are not output. */
 static void add_vector(const sb_conv *conv, const flat_plan *plan, int y0, int rows, int pixel, int lane,
                        flat_scratch *scratch, int *parts) {
+    const bool runs_on = plan->pitch == conv->out_width && plan->row_step == plan->pitch;
     flat_vector *vector = &scratch->vectors[scratch->vectors_count++];
     *vector = (flat_vector){.pixel = pixel, .first_part = *parts};
     while (lane < LANES) {
         const int row = (pixel + lane) / plan->pitch, x = (pixel + lane) % plan->pitch;
+        const int rest = (runs_on ? (rows - row) * plan->pitch : conv->out_width) - x;
         int count = LANES - lane;
         if (row >= rows)
             break;
         if (x < conv->out_width) {
-            if (count > conv->out_width - x)
-                count = conv->out_width - x;
+            if (count > rest)
+                count = rest;
             scratch->parts[(*parts)++] = (flat_part){lane, count, (y0 + row) * plan->row_step + x};
             vector->parts++;
         }
@@ -203,9 +214,10 @@ static void list_vectors(const sb_conv *conv, const flat_plan *plan, int y0, int
     } else {
         const int pixels = (rows - 1) * plan->pitch + conv->out_width;
         for (int pixel = 0; pixel < pixels; pixel += LANES) {
-            /* Nothing is readable behind the end of an input used in place: the last register overlaps its neighbour. */
+            /* Nothing is readable behind the end of an input used in place: the last register overlaps its neighbour, and
+             * writes the same numbers once more, unless something is added, perhaps in place. */
             const int back = plan->in_place && pixel + LANES > pixels ? pixel + LANES - pixels : 0;
-            add_vector(conv, plan, y0, rows, pixel - back, back, scratch, &parts);
+            add_vector(conv, plan, y0, rows, pixel - back, conv->added ? back : 0, scratch, &parts);
         }
     }
     for (int i = 0; i < FLAT_REGISTERS; i++) /* to fill up the last tile */
@@ -317,29 +329,34 @@ ALWAYS_INLINE void write_vectors(const flat_finish *finish, const flat_scratch *
     }
 }
 
-/* Are all lanes of all registers of a tile output? */
-ALWAYS_INLINE bool is_whole_tile(const flat_vector *vectors, int count) {
-    bool whole = count == FLAT_REGISTERS;
+/* Are all lanes of `count` registers output? */
+ALWAYS_INLINE bool are_whole(const flat_vector *vectors, int count) {
+    bool whole = true;
     UNROLL
     for (int r = 0; r < FLAT_REGISTERS; r++)
-        whole = whole && vectors[r].whole;
+        whole = whole && (r >= count || vectors[r].whole);
     return whole;
 }
 
-/* write_vectors of such a tile to which nothing is added, `channels` output channels from t on; `levels`, a constant of the
- * caller: levels alone instead of floats alone. A loop without calls and branches keeps its constants in registers. */
+ALWAYS_INLINE bool is_whole_tile(const flat_vector *vectors, int count) {
+    return count == FLAT_REGISTERS && are_whole(vectors, count);
+}
+
+/* write_vectors of `count` whole registers to which nothing is added, `channels` output channels from t on; `count` and `levels`,
+ * levels alone instead of floats alone, are constants of the caller. A loop without calls and branches keeps its constants in
+ * registers. */
 ALWAYS_INLINE void write_tile(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
-                              const flat_vector *vectors, const vfloat *sum, const bool levels) {
+                              const flat_vector *vectors, const vfloat *sum, const int count, const bool levels) {
     const flat_finish local = *finish;
     size_t at[FLAT_REGISTERS];
     UNROLL
-    for (int r = 0; r < FLAT_REGISTERS; r++)
+    for (int r = 0; r < count; r++)
         at[r] = t * local.plane + scratch->parts[vectors[r].first_part].pixel - local.skipped;
     for (int c = 0; c < channels; c++, sum += FLAT_REGISTERS) {
         const vfloat scale = vsplat(local.scale ? local.scale[t + c] : 1.0f);
         const vfloat shift = vsplat(local.shift ? local.shift[t + c] : 0.0f);
         UNROLL
-        for (int r = 0; r < FLAT_REGISTERS; r++) {
+        for (int r = 0; r < count; r++) {
             const vfloat v = vlimit(sum[r] * scale + shift, local.range);
             if (levels)
                 vstore_levels(local.levels + at[r], v, local.to);
@@ -350,11 +367,25 @@ ALWAYS_INLINE void write_tile(const flat_finish *finish, const flat_scratch *scr
     }
 }
 
+ALWAYS_INLINE void write_tile_of(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
+                                 const flat_vector *vectors, const vfloat *sum, int count, const bool levels) {
+    if (count == FLAT_REGISTERS)
+        write_tile(finish, scratch, t, channels, vectors, sum, FLAT_REGISTERS, levels);
+    else if (count == 1)
+        write_tile(finish, scratch, t, channels, vectors, sum, 1, levels);
+#if LANES == 16
+    else if (count == 2)
+        write_tile(finish, scratch, t, channels, vectors, sum, 2, levels);
+    else
+        write_tile(finish, scratch, t, channels, vectors, sum, 3, levels);
+#endif
+}
+
 static NEVER_INLINE void write_floats(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
-                                      const flat_vector *vectors, const vfloat *sum) {
-    write_tile(finish, scratch, t, channels, vectors, sum, false);
+                                      const flat_vector *vectors, const vfloat *sum, int count) {
+    write_tile_of(finish, scratch, t, channels, vectors, sum, count, false);
 }
 static NEVER_INLINE void write_levels(const flat_finish *finish, const flat_scratch *scratch, size_t t, int channels,
-                                      const flat_vector *vectors, const vfloat *sum) {
-    write_tile(finish, scratch, t, channels, vectors, sum, true);
+                                      const flat_vector *vectors, const vfloat *sum, int count) {
+    write_tile_of(finish, scratch, t, channels, vectors, sum, count, true);
 }

@@ -33,12 +33,14 @@ static double fma_cost(const sb_conv *conv) {
         return -1;
     const flat_plan plan = plan_fma(conv);
     const double bands = (double)((conv->out_height + plan.band_rows - 1) / plan.band_rows);
-    const double tiles = (double)((plan.max_vectors + FLAT_REGISTERS - 1) / FLAT_REGISTERS) * bands * conv->groups;
+    const double tiles = (double)((plan.max_vectors + FLAT_REGISTERS - 1) / FLAT_REGISTERS);
     const double batches = (double)filter_batches(conv) * conv->weight.blocks;
-    const double multiply = (double)batch_floats(conv) * FLAT_REGISTERS * 0.5 + 20;
-    const double write = (double)conv->weight.out / conv->groups * (conv->weight.blocks + 2.0) * FLAT_REGISTERS * 2;
-    const double stage = plan.in_place ? 0 : stage_cost(conv, &plan) * bands;
-    return (tiles * (batches * multiply + write) + stage) / CYCLES_PER_NANOSECOND;
+    const double multiply = (double)batch_floats(conv) * plan.max_vectors * 0.5 + tiles * 40;
+    const bool whole = plan.by_row ? conv->out_width % LANES == 0 : plan.pitch == conv->out_width;
+    const double parts = whole ? 0 : plan.band_rows * 25.0; /* registers that rows end in */
+    const double write = (double)conv->weight.out / conv->groups * ((conv->weight.blocks + 1.0) * plan.max_vectors * 2 + parts);
+    const double stage = plan.in_place ? 0 : stage_cost(conv, &plan);
+    return bands * (conv->groups * (batches * multiply + write) + stage) / CYCLES_PER_NANOSECOND;
 }
 
 static size_t fma_prepared_size(const sb_conv *conv) {
@@ -74,26 +76,50 @@ static size_t fma_scratch_size(const sb_conv *conv) {
 }
 
 /* A batch of filters at one tile of pixels, on its own: all registers of the machine are needed. */
-static NEVER_INLINE void sum_tile(const flat_plan *plan, const float *staged, const int32_t *tap_offset, int taps,
-                                  int channels, const flat_vector *vectors, const float *weights, vfloat *to) {
-    vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
-    flat_tile(plan, staged, tap_offset, taps, channels, vectors, weights, FLAT_FILTERS, FLAT_REGISTERS, sum);
-    UNROLL
-    for (int i = 0; i < FLAT_FILTERS * FLAT_REGISTERS; i++)
-        to[i] = sum[i];
+#define SUM_TILE(registers)                                                                                            \
+    static NEVER_INLINE void sum_tile_##registers(const flat_plan *plan, const float *staged, const int32_t *tap_offset, \
+                                                  int taps, int channels, const flat_vector *vectors,                  \
+                                                  const float *weights, vfloat *to) {                                  \
+        vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];                                                                     \
+        flat_tile(plan, staged, tap_offset, taps, channels, vectors, weights, FLAT_FILTERS, registers, sum);           \
+        UNROLL                                                                                                         \
+        for (int i = 0; i < FLAT_FILTERS * registers; i++)                                                             \
+            to[i / registers * FLAT_REGISTERS + i % registers] = sum[i];                                               \
+    }
+SUM_TILE(1)
+SUM_TILE(2)
+#if LANES == 16
+SUM_TILE(3)
+SUM_TILE(4)
+#endif
+#undef SUM_TILE
+
+/* By the number of registers. */
+static void (*const sum_tiles[FLAT_REGISTERS + 1])(const flat_plan *, const float *, const int32_t *, int, int,
+                                                   const flat_vector *, const float *, vfloat *) = {
+    NULL, sum_tile_1, sum_tile_2,
+#if LANES == 16
+    sum_tile_3, sum_tile_4,
+#endif
+};
+
+/* Registers of the next tile: four and three rather than six and one. */
+static int next_tile(int left) {
+    const int tiles = (left + FLAT_REGISTERS - 1) / FLAT_REGISTERS;
+    return (left + tiles - 1) / tiles;
 }
 
 /* All maps of one tile of pixels: every input block with every filter. */
 static NEVER_INLINE void multiply_tile(const sb_conv *conv, const flat_plan *plan, const fma_scratch *scratch,
-                                       const float *staged, const flat_vector *vectors, const float *weights) {
+                                       const float *staged, const flat_vector *vectors, int count, const float *weights) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w, depth = conv->weight.depth;
     const size_t block_floats = (size_t)depth * plan->planes * plan->plane_floats;
     const int batches = filter_batches(conv);
     vfloat *map = scratch->maps;
     for (int block = 0; block < conv->weight.blocks; block++)
         for (int batch = 0; batch < batches; batch++, map += FLAT_FILTERS * FLAT_REGISTERS)
-            sum_tile(plan, staged + block * block_floats, scratch->flat.tap_offset, taps, depth, vectors,
-                     weights + batch * batch_floats(conv), map);
+            sum_tiles[count](plan, staged + block * block_floats, scratch->flat.tap_offset, taps, depth, vectors,
+                             weights + batch * batch_floats(conv), map);
 }
 
 static NEVER_INLINE void merge_tile(const sb_conv *conv, const flat_scratch *scratch, const vfloat *maps_of_tile,
@@ -121,23 +147,22 @@ static void write_batch(const sb_conv *conv, const flat_scratch *scratch, int gr
     const int per_group = filters_per_group(conv), rest = per_group - batch * FLAT_FILTERS;
     const int channels = rest < FLAT_FILTERS ? rest : FLAT_FILTERS;
     const size_t t = (size_t)group * per_group + batch * FLAT_FILTERS;
-    if (!finish->added && !(finish->out && finish->levels) && is_whole_tile(vectors, count))
-        (finish->levels ? write_levels : write_floats)(finish, scratch, t, channels, vectors, sum);
+    if (!finish->added && !(finish->out && finish->levels) && are_whole(vectors, count))
+        (finish->levels ? write_levels : write_floats)(finish, scratch, t, channels, vectors, sum, count);
     else
         for (int f = 0; f < channels; f++)
             write_vectors(finish, scratch, t + f, vectors, count, sum + f * FLAT_REGISTERS);
 }
 
-/* One batch of filters that are not shared at one tile of pixels, from `first` on, straight to the output. */
+/* One batch of filters that are not shared at one tile of `count` registers, from `first` on, straight to the output. */
 static NEVER_INLINE void multiply_batch(const sb_conv *conv, const flat_plan *plan, const flat_scratch *scratch,
-                                        const float *staged, const float *weights, int group, int batch, int first,
+                                        const float *staged, const float *weights, int group, int batch, int first, int count,
                                         const flat_finish *finish) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
     const flat_vector *vectors = scratch->vectors + first;
-    const int left = scratch->vectors_count - first, count = left < FLAT_REGISTERS ? left : FLAT_REGISTERS;
     vfloat sum[FLAT_FILTERS * FLAT_REGISTERS];
-    sum_tile(plan, staged, scratch->tap_offset, taps, conv->weight.depth, vectors, weights + batch * batch_floats(conv),
-             sum);
+    sum_tiles[count](plan, staged, scratch->tap_offset, taps, conv->weight.depth, vectors,
+                     weights + batch * batch_floats(conv), sum);
     write_batch(conv, scratch, group, batch, vectors, count, sum, finish);
 }
 
@@ -149,23 +174,26 @@ static void multiply_band(const sb_conv *conv, const flat_plan *plan, const flat
     const int batches = filter_batches(conv), vectors = scratch->vectors_count;
     if (bytes <= FMA_STAGED_BYTES)
         for (int batch = 0; batch < batches; batch++)
-            for (int first = 0; first < vectors; first += FLAT_REGISTERS)
-                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, finish);
+            for (int first = 0, count; first < vectors; first += count) {
+                count = next_tile(vectors - first);
+                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, count, finish);
+            }
     else
-        for (int first = 0; first < vectors; first += FLAT_REGISTERS)
+        for (int first = 0, count; first < vectors; first += count) {
+            count = next_tile(vectors - first);
             for (int batch = 0; batch < batches; batch++)
-                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, finish);
+                multiply_batch(conv, plan, scratch, staged, weights, group, batch, first, count, finish);
+        }
 }
 
 /* Filters of a bank, which the output channels share. */
 static void multiply_bank(const sb_conv *conv, const flat_plan *plan, const fma_scratch *scratch, const float *staged,
                           const float *weights, int group, const flat_finish *finish) {
-    for (int first = 0; first < scratch->flat.vectors_count; first += FLAT_REGISTERS) {
+    for (int first = 0, count; first < scratch->flat.vectors_count; first += count) {
         const flat_vector *vectors = scratch->flat.vectors + first;
-        const int left = scratch->flat.vectors_count - first;
-        multiply_tile(conv, plan, scratch, staged, vectors, weights);
-        merge_tile(conv, &scratch->flat, scratch->maps, group, vectors, left < FLAT_REGISTERS ? left : FLAT_REGISTERS,
-                   finish);
+        count = next_tile(scratch->flat.vectors_count - first);
+        multiply_tile(conv, plan, scratch, staged, vectors, count, weights);
+        merge_tile(conv, &scratch->flat, scratch->maps, group, vectors, count, finish);
     }
 }
 

@@ -360,8 +360,8 @@ static void multiply_strips(const sb_conv *conv, const strip_plan *plan, const s
     const bool all_sides = plan->count == STRIP_SIDES;
     weights += batch * floats;
     for (int side = 0; side < plan->count; side++)
-        sum_tile(&plan->sides, scratch->sides + (size_t)side * plan->sides.plane_floats, scratch->flat.tap_offset, plan->steps,
-                 conv->weight.depth, vectors, weights + side * (floats / plan->count), scratch->sums + side * TILE);
+        sum_tiles[FLAT_REGISTERS](&plan->sides, scratch->sides + (size_t)side * plan->sides.plane_floats, scratch->flat.tap_offset, plan->steps,
+                                  conv->weight.depth, vectors, weights + side * (floats / plan->count), scratch->sums + side * TILE);
     if (!finish->added && is_whole_tile(vectors, count)) {
         const int per_group = filters_per_group(conv), rest = per_group - batch * FLAT_FILTERS;
         strip_writers[all_sides][finish->out != NULL][finish->levels != NULL](

@@ -92,7 +92,7 @@ static void linear_run(const sb_conv *conv, const float *in, float *out, void *m
         else
             dot_filters(weight, false, in + i * weight->depth, maps + i * weight->filters);
     }
-    merge_single_pixel(conv, maps, (size_t)weight->filters, out);
+    merge_single_pixel(conv, maps, (size_t)weight->filters, 0, (size_t)conv->weight.out, out);
     apply_rest(conv, out);
 }
 

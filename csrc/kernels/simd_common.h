@@ -18,21 +18,23 @@ static void apply_rest(const sb_conv *conv, float *out) {
         simd_function(conv->then, out, out, (size_t)conv->weight.out * conv->out_height * conv->out_width);
 }
 
-/* The merge of a single pixel from maps of one number each, [input block][filter] with `filters` to a block. Sums are
- * gathered one by one; what follows is done on vectors, where a limit costs no mispredicted branch. */
-static NEVER_INLINE void merge_single_pixel(const sb_conv *conv, const float *maps, size_t filters, float *out) {
+/* The merge of a single pixel of the output channels `begin` .. `end` - 1 from maps of one number each, [input block][filter]
+ * with `filters` to a block; those that are not shared begin with that of channel `begin`. Sums are gathered one by one; what
+ * follows is done on vectors, where a limit costs no mispredicted branch. */
+static NEVER_INLINE void merge_single_pixel(const sb_conv *conv, const float *maps, size_t filters, size_t begin, size_t end,
+                                            float *out) {
     const sb_weight *weight = &conv->weight;
-    const size_t count = (size_t)weight->out, k = (size_t)weight->blocks;
+    const size_t k = (size_t)weight->blocks;
     const limits range = limits_of(conv->then);
-    for (size_t t = 0; t < count; t++) {
+    for (size_t t = begin; t < end; t++) {
         float sum = 0;
         for (size_t i = 0; i < k; i++)
             sum += (weight->ratio ? weight->ratio[t * k + i] : 1.0f) *
-                   maps[i * filters + (weight->index ? weight->index[t * k + i] : t)];
+                   maps[i * filters + (weight->index ? weight->index[t * k + i] : t - begin)];
         out[t] = sum;
     }
-    for (size_t t = 0; t < count; t += LANES) {
-        const int lanes = count - t < LANES ? (int)(count - t) : LANES;
+    for (size_t t = begin; t < end; t += LANES) {
+        const int lanes = end - t < LANES ? (int)(end - t) : LANES;
         vfloat v = vload_part(out + t, 0, lanes);
         if (weight->scale)
             v *= vload_part(weight->scale + t, 0, lanes);

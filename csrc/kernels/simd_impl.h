@@ -8,7 +8,10 @@
 #include "flat_impl.h"
 #include "fma_impl.h"
 #include "fma_rows_impl.h"
+#include "lanes_merge.h"
+#include "fma_lanes_impl.h"
 #include "direct_impl.h"
+#include "depthwise_impl.h"
 #include "linear_impl.h"
 #include "pool_impl.h"
 #include "xnor_impl.h"
@@ -33,7 +36,7 @@ static const sb_conv_kernel *const convs[] = {
 #if LANES == 16
     &popcount_kernel, &dot_kernel, &dot_rows_kernel, &dot_rows_lanes_kernel, &dot_lanes_kernel,
 #endif
-    &xnor_kernel, &fma_kernel, &fma_rows_kernel, &direct_kernel, &linear_kernel, NULL,
+    &xnor_kernel, &fma_kernel, &fma_rows_kernel, &fma_lanes_kernel, &direct_kernel, &depthwise_kernel, &linear_kernel, NULL,
 };
 
 const sb_kernels PASTE(sb_kernels_, ROW) = {
