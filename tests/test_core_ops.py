@@ -233,6 +233,12 @@ def test_upsampling_by_a_factor(mode: Any, factor: tuple[float, float]) -> None:
     check(program((2, 7, 6), r.Upsample(inputs=(0,), mode=mode, output=(0, 0), factor=factor)))
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("output", [(5, 700), (2, 613), (9, 230)])
+def test_upsampling_of_long_rows(mode: Any, output: tuple[int, int]) -> None:
+    check(program((2, 3, 230), r.Upsample(inputs=(0,), mode=mode, output=output)))
+
+
 # -------------------------------------------------------------------------------------- shapes that do not fit
 
 MISFITS = {

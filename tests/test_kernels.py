@@ -349,6 +349,10 @@ POOLS = {
     "hangs_over": Pool(inputs=(0,), kind="max", kernel=(3, 2), stride=(2, 2), ceil_mode=True),
     "dilated": Pool(inputs=(0,), kind="max", kernel=(2, 3), stride=(1, 2), dilation=(2, 2), padding=(1, 1)),
     "stride3": Pool(inputs=(0,), kind="max", kernel=(3, 3), stride=(3, 3)),
+    "stride4": Pool(inputs=(0,), kind="max", kernel=(1, 4), stride=(1, 4)),
+    "means_of_fours_in_a_row": Pool(
+        inputs=(0,), kind="avg", kernel=(1, 5), stride=(1, 4), padding=(0, 2), count_include_pad=False
+    ),
     "stride5_with_gaps": Pool(inputs=(0,), kind="max", kernel=(2, 3), stride=(4, 5), padding=(1, 1), ceil_mode=True),
     "means_of_fours": Pool(inputs=(0,), kind="avg", kernel=(4, 4), stride=(4, 4)),
     "one_window_far_apart": Pool(inputs=(0,), kind="max", kernel=(2, 2), stride=(2, 60_000)),
@@ -366,7 +370,9 @@ POOLS = {
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("name", POOLS)
-@pytest.mark.parametrize("size", [(9, 33), (32, 32), (8, 16), (4, 8), (8, 4), (2, 2), (5, 4), (6, 1100)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(9, 33), (32, 32), (8, 16), (4, 8), (8, 4), (2, 2), (5, 4), (6, 1100), (3, 3001)], ids=str
+)
 def test_pooling(name: str, size: tuple[int, int], row: str) -> None:
     extent = [
         (k - 1) * d + 1 - 2 * p

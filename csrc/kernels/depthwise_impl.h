@@ -28,16 +28,15 @@ static int depthwise_vectors(const sb_conv *conv, const flat_plan *plan, int row
 }
 
 static double depthwise_cost(const sb_conv *conv) {
-    const sb_weight *weight = &conv->weight;
-    const int taps = weight->kernel_h * weight->kernel_w;
-    if (weight->binary_input || weight->blocks * weight->depth != 1 || taps == 1)
+    const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
+    if (!is_depthwise(conv))
         return -1;
     const flat_plan plan = plan_depthwise(conv);
     const double bands = (double)((conv->out_height + plan.band_rows - 1) / plan.band_rows);
     const double row = conv->stride_w > 2 ? plan.pitch * 1.5 : (double)(plan.pitch / LANES + 1) * 3;
     const double stage = (double)plan.planes * plan.staged_rows * (row + 3);
     const double vectors = depthwise_vectors(conv, &plan, plan.band_rows);
-    const double slide = vectors * (taps * 1.0 + 2) + taps * 4 + 20;
+    const double slide = vectors * (taps + 2.0) + taps * (conv->weight.values ? 4 : 10) + 20;
     const double write = (double)plan.band_rows * ((conv->out_width + LANES - 1) / LANES) * 6 + 20;
     return bands * (conv->groups * stage + conv->weight.out * (slide + write)) / CYCLES_PER_NANOSECOND;
 }

@@ -1,4 +1,4 @@
-/* Convolutions of few channels per filter, depthwise above all, with any kind of weight: one filter at a time is
+/* Convolutions of few channels per filter, with any kind of weight: one filter at a time is
  * unpacked, its blocks already scaled, and slid over the staged input (flat_impl.h). */
 
 typedef struct {
@@ -7,7 +7,7 @@ typedef struct {
 } direct_scratch;
 
 static double direct_cost(const sb_conv *conv) {
-    if (conv->weight.binary_input)
+    if (conv->weight.binary_input || is_depthwise(conv))
         return -1;
     const flat_plan plan = plan_flat(conv, conv->weight.blocks * conv->weight.depth, conv->out_height);
     const double bands = (double)((conv->out_height + plan.band_rows - 1) / plan.band_rows);

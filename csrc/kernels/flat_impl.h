@@ -10,8 +10,9 @@
  * Wide rows are cut into registers one by one. Narrow ones would leave lanes empty: there, registers run on over
  * the row ends, and the few pixels in between are computed for nothing.
  *
- * Two kernels share this: "fma" multiplies every register with several filters, from weights unpacked once; "direct"
- * unpacks one filter at a time, and serves depthwise and other convolutions of few channels per filter, with any weight.
+ * Three kernels share this: "fma" multiplies every register with several filters, from weights unpacked once; "direct"
+ * unpacks one filter at a time, and serves convolutions of few channels per filter, with any weight; "depthwise" stages
+ * one channel at a time.
  */
 
 /* Part of a register that goes to one row of the output. */

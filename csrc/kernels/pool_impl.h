@@ -1,5 +1,6 @@
 /* Pooling on vectors: the rows under a window are combined into one, then its columns, a register of windows at a time.
- * What reaches beyond POOL_WIDTH pixels is left to the portable row, and so are averages of windows with gaps. */
+ * Long rows are done in sections. What reaches far beyond is left to the portable row, and so are averages of
+ * windows with gaps. */
 
 enum { POOL_WIDTH = 1024 };
 
@@ -35,23 +36,41 @@ ALWAYS_INLINE void combine_rows(const bool average, const float *const *rows, co
     }
 }
 
-/* The input rows under the windows of output row y as one row, at row[pad_left]; the rest holds what counts for nothing. */
-ALWAYS_INLINE int pool_rows(const sb_pool *pool, const bool average, const float *plane, int y, float *row) {
+/* Windows next to each other, of a row of the output, and what they read of a row of the input. */
+typedef struct {
+    int x, windows;
+    int begin, width; /* pixels of the input */
+    int pad;          /* places of the buffer before them */
+} pool_section;
+
+/* The section of as many windows from x on as POOL_WIDTH pixels hold. */
+static pool_section find_pool_section(const sb_pool *pool, int x) {
+    const int window = (pool->kernel_w - 1) * pool->dilation_w + 1, room = (POOL_WIDTH - window) / pool->stride_w + 1;
+    const int left = pool->out_width - x, windows = left < room ? left : room;
+    const int first = x * pool->stride_w - pool->pad_left, last = first + (windows - 1) * pool->stride_w + window;
+    const int begin = first < 0 ? 0 : first, end = last < pool->width ? last : pool->width;
+    return (pool_section){x, windows, begin, end > begin ? end - begin : 0, begin - first};
+}
+
+/* The input rows under the windows of output row y as one row, behind the padding; the rest holds what counts for nothing. */
+ALWAYS_INLINE int pool_rows(const sb_pool *pool, const pool_section *section, const bool average, const float *plane, int y,
+                            float *row) {
     const float *rows[POOL_ROWS];
-    float *to = row + pool->pad_left;
+    const int width = section->width;
+    float *to = row + section->pad;
     int used = 0;
     for (int ky = 0; ky < pool->kernel_h; ky++) {
         const int in_y = y * pool->stride_h - pool->pad_top + ky * pool->dilation_h;
         if (in_y < 0 || in_y >= pool->height)
             continue;
-        rows[used++ % POOL_ROWS] = plane + (size_t)in_y * pool->width;
+        rows[used++ % POOL_ROWS] = plane + (size_t)in_y * pool->width + section->begin;
         if (used % POOL_ROWS == 0)
-            combine_rows(average, rows, POOL_ROWS, used == POOL_ROWS, pool->width, to);
+            combine_rows(average, rows, POOL_ROWS, used == POOL_ROWS, width, to);
     }
     if (used % POOL_ROWS == 2)
-        combine_rows(average, rows, 2, used == 2, pool->width, to);
+        combine_rows(average, rows, 2, used == 2, width, to);
     else if (used % POOL_ROWS == 1)
-        combine_rows(average, rows, 1, used == 1, pool->width, to);
+        combine_rows(average, rows, 1, used == 1, width, to);
     return used;
 }
 
@@ -65,16 +84,34 @@ static int pool_extent(int first, int kernel, int size, int pad_end, bool with_p
     return end > first ? end - first : 0;
 }
 
+/* Every `stride`-th number in so many lanes; the others' memory is not touched. */
+ALWAYS_INLINE vfloat gather_lanes(const float *from, int stride, int lanes) {
+#if LANES == 16
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return (vfloat)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), (__mmask16)((1u << lanes) - 1),
+                                            _mm512_mullo_epi32(lane, _mm512_set1_epi32(stride)), from, 4);
+#elif LANES == 8
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return (vfloat)_mm256_mask_i32gather_ps(_mm256_setzero_ps(), from, _mm256_mullo_epi32(lane, _mm256_set1_epi32(stride)),
+                                            _mm256_castsi256_ps((__m256i)lanes_between8(0, lanes)), 4);
+#else
+    float numbers[LANES] = {0};
+    for (int lane = 0; lane < lanes; lane++)
+        numbers[lane] = from[lane * stride];
+    return vload(numbers);
+#endif
+}
+
 /* Every `stride`-th number, in `lanes` lanes at least. `known`: the stride as a constant of the caller, 0 where it is another one. */
 ALWAYS_INLINE vfloat load_strided(const float *from, const int known, int stride, int lanes) {
     if (known == 1)
         return vload(from);
     if (known == 2)
         return even_lanes(vload(from), vload(from + LANES));
-    float numbers[LANES] = {0};
-    for (int lane = 0; lane < lanes; lane++)
-        numbers[lane] = from[lane * stride];
-    return vload(numbers);
+    if (known == 4)
+        return even_lanes(even_lanes(vload(from), vload(from + LANES)),
+                          even_lanes(vload(from + 2 * LANES), vload(from + 3 * LANES)));
+    return gather_lanes(from, stride, lanes);
 }
 
 ALWAYS_INLINE vfloat pool_columns(const sb_pool *pool, const bool average, const int known, const float *row, int x, int lanes) {
@@ -86,14 +123,14 @@ ALWAYS_INLINE vfloat pool_columns(const sb_pool *pool, const bool average, const
     return result;
 }
 
-ALWAYS_INLINE void pool_plane(const sb_pool *pool, const bool average, const int known, const float *plane, float *row,
-                              const float *columns, float *out) {
+ALWAYS_INLINE void pool_plane(const sb_pool *pool, const pool_section *section, const bool average, const int known,
+                              const float *plane, float *row, const float *columns, float *out) {
     for (int y = 0; y < pool->out_height; y++, out += pool->out_width) {
-        const int used = pool_rows(pool, average, plane, y, row);
+        const int used = pool_rows(pool, section, average, plane, y, row);
         const int top = y * pool->stride_h - pool->pad_top;
         const int rows = pool_extent(top, pool->kernel_h, pool->height, pool->pad_bottom, pool->count_include_pad);
-        for (int x = 0; x < pool->out_width; x += LANES) {
-            const int lanes = pool->out_width - x < LANES ? pool->out_width - x : LANES;
+        for (int x = 0; x < section->windows; x += LANES) {
+            const int lanes = section->windows - x < LANES ? section->windows - x : LANES;
             vfloat v = pool_columns(pool, average, known, row, x, lanes);
             if (average)
                 v /= vsplat(pool->divisor ? (float)pool->divisor : (float)rows) * vload(columns + x);
@@ -107,12 +144,13 @@ ALWAYS_INLINE void pool_plane(const sb_pool *pool, const bool average, const int
     }
 }
 
-ALWAYS_INLINE void pool_strided_plane(const sb_pool *pool, const bool average, const float *plane, float *row,
-                                      const float *columns, float *out) {
+ALWAYS_INLINE void pool_strided_plane(const sb_pool *pool, const pool_section *section, const bool average, const float *plane,
+                                      float *row, const float *columns, float *out) {
     switch (pool->stride_w) {
-    case 1: pool_plane(pool, average, 1, plane, row, columns, out); break;
-    case 2: pool_plane(pool, average, 2, plane, row, columns, out); break;
-    default: pool_plane(pool, average, 0, plane, row, columns, out);
+    case 1: pool_plane(pool, section, average, 1, plane, row, columns, out); break;
+    case 2: pool_plane(pool, section, average, 2, plane, row, columns, out); break;
+    case 4: pool_plane(pool, section, average, 4, plane, row, columns, out); break;
+    default: pool_plane(pool, section, average, 0, plane, row, columns, out);
     }
 }
 
@@ -175,29 +213,40 @@ static bool pool_halves(const sb_pool *pool, const float *in, float *out) {
 
 /* ------------------------------------------------------------------------------------------- any pooling */
 
+/* One section of all planes. */
+static NEVER_INLINE void pool_section_of_planes(const sb_pool *pool, const pool_section *section, const float *in, float *out) {
+    float row[POOL_WIDTH + 4 * LANES], columns[POOL_WIDTH + LANES];
+    const int reach = (section->windows - 1) * pool->stride_w + (pool->kernel_w - 1) * pool->dilation_w + 1;
+    for (int i = 0; i < reach + 4 * LANES; i++)
+        row[i] = pool->average ? 0.0f : -INFINITY;
+    for (int i = 0; i < section->windows + LANES; i++) {
+        const int first = (section->x + i) * pool->stride_w - pool->pad_left;
+        columns[i] = pool->divisor ? 1.0f : (float)pool_extent(first, pool->kernel_w, pool->width, pool->pad_right, pool->count_include_pad);
+    }
+    out += section->x;
+    for (int c = 0; c < pool->channels; c++) {
+        if (pool->average)
+            pool_strided_plane(pool, section, true, in, row, columns, out);
+        else
+            pool_strided_plane(pool, section, false, in, row, columns, out);
+        in += pool->in_plane;
+        out += pool->out_plane;
+    }
+}
+
 static void simd_pool(const sb_pool *pool, const float *in, float *out) {
     if (pool_halves(pool, in, out))
         return;
-    float row[POOL_WIDTH + 4 * LANES], columns[POOL_WIDTH + LANES];
-    const int64_t last = (int64_t)(pool->out_width - 1) * pool->stride_w + (int64_t)(pool->kernel_w - 1) * pool->dilation_w;
-    const int64_t reach = last + 1 > pool->pad_left + pool->width ? last + 1 : (int64_t)pool->pad_left + pool->width;
-    if (reach > POOL_WIDTH || pool->stride_w > POOL_WIDTH || pool->kernel_h > POOL_WIDTH || pool->dilation_h > POOL_WIDTH ||
+    const int64_t window = (int64_t)(pool->kernel_w - 1) * pool->dilation_w + 1;
+    const int64_t last = (int64_t)(pool->out_width - 1 + LANES) * pool->stride_w; /* no coordinate overflows */
+    if (window > POOL_WIDTH || pool->stride_w > POOL_WIDTH / 4 || last > INT32_MAX / 2 || pool->kernel_h > POOL_WIDTH || pool->dilation_h > POOL_WIDTH ||
         (pool->average && (pool->dilation_h > 1 || pool->dilation_w > 1))) {
         sb_kernels_portable.pool(pool, in, out);
         return;
     }
-    for (int i = 0; i < reach + 4 * LANES; i++)
-        row[i] = pool->average ? 0.0f : -INFINITY;
-    for (int x = 0; x < pool->out_width + LANES; x++) {
-        const int first = x * pool->stride_w - pool->pad_left;
-        columns[x] = pool->divisor ? 1.0f : (float)pool_extent(first, pool->kernel_w, pool->width, pool->pad_right, pool->count_include_pad);
-    }
-    for (int c = 0; c < pool->channels; c++) {
-        if (pool->average)
-            pool_strided_plane(pool, true, in, row, columns, out);
-        else
-            pool_strided_plane(pool, false, in, row, columns, out);
-        in += pool->in_plane;
-        out += pool->out_plane;
+    pool_section section = {0};
+    for (int x = 0; x < pool->out_width; x += section.windows) {
+        section = find_pool_section(pool, x);
+        pool_section_of_planes(pool, &section, in, out);
     }
 }

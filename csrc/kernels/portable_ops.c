@@ -391,34 +391,65 @@ static sample sample_at(const sb_op *op, int axis, int64_t o, int64_t size, int6
     return (sample){low, low + (low < size - 1), share < 0 ? 0 : share > 1 ? 1 : share};
 }
 
-/* Output columns `first` on of all planes, as many as samples are given. */
-static void upsample_columns(const sb_op *op, const sb_shape *from, const sb_shape *to, int64_t first, const sample *samples,
-                             int64_t count, const float *in, float *out) {
-    const int64_t height = sb_height(from), width = sb_width(from), rows = sb_height(to), columns = sb_width(to);
-    for (int32_t c = 0; c < sb_planes(from); c++, in += height * width)
-        for (int64_t y = 0; y < rows; y++) {
-            const sample v = sample_at(op, 0, y, height, rows);
-            const float *upper = in + v.low * width, *lower = in + v.high * width;
-            float *to_row = out + ((int64_t)c * rows + y) * columns + first;
-            for (int64_t x = 0; x < count; x++) {
-                if (!op->upsample.bilinear) {
-                    to_row[x] = upper[samples[x].low];
-                    continue;
-                }
-                const sample h = samples[x];
-                const float above = (1 - h.share) * upper[h.low] + h.share * upper[h.high];
-                const float below = (1 - h.share) * lower[h.low] + h.share * lower[h.high];
-                to_row[x] = (1 - v.share) * above + v.share * below;
-            }
+enum { UPSAMPLED = 256 }; /* columns of the output at a time */
+
+/* Columns of the output: where each lies in a row of the input. */
+typedef struct sampled_line {
+    int64_t first, count;
+    int64_t low[UPSAMPLED], high[UPSAMPLED];
+    float share[UPSAMPLED];
+} sampled_line;
+
+static void pick_columns(const sampled_line *at, const float *restrict row, float *restrict out) {
+    for (int64_t x = 0; x < at->count; x++) out[x] = row[at->low[x]];
+}
+
+static void blend_columns(const sampled_line *at, const float *restrict row, float *restrict out) {
+    for (int64_t x = 0; x < at->count; x++)
+        out[x] = (1 - at->share[x]) * row[at->low[x]] + at->share[x] * row[at->high[x]];
+}
+
+static void blend_rows(int64_t count, const float *restrict upper, const float *restrict lower, float share,
+                       float *restrict out) {
+    for (int64_t x = 0; x < count; x++) out[x] = (1 - share) * upper[x] + share * lower[x];
+}
+
+/* These columns of one plane. Output rows read the same two input rows several times: these are blended once. */
+static void upsample_plane(const sb_op *op, const sb_shape *from, const sb_shape *to, const sampled_line *at, const float *in,
+                           float *out) {
+    const int64_t height = sb_height(from), width = sb_width(from), rows = sb_height(to), row_floats = sb_width(to);
+    const bool blends = op->upsample.bilinear;
+    float line[2][UPSAMPLED], *upper = line[0], *lower = line[1];
+    int64_t in_upper = -1, in_lower = -1;
+    for (int64_t y = 0; y < rows; y++, out += row_floats) {
+        const sample v = sample_at(op, 0, y, height, rows);
+        if (in_lower == v.low) {
+            float *other = upper;
+            upper = lower, lower = other;
+            in_lower = in_upper, in_upper = v.low;
         }
+        if (in_upper != v.low) (blends ? blend_columns : pick_columns)(at, in + v.low * width, upper);
+        in_upper = v.low;
+        if (!blends || (v.low == v.high && v.share == 0)) {
+            memcpy(out, upper, sizeof(float) * (size_t)at->count);
+            continue;
+        }
+        if (in_lower != v.high) blend_columns(at, in + v.high * width, lower);
+        in_lower = v.high;
+        blend_rows(at->count, upper, lower, v.share, out);
+    }
 }
 
 void sb_upsample(const sb_op *op, const sb_shape *from, const sb_shape *to, const float *in, float *out) {
-    const int64_t width = sb_width(from), columns = sb_width(to);
-    sample samples[TOGETHER];
-    for (int64_t first = 0; first < columns; first += TOGETHER) {
-        const int64_t count = columns - first < TOGETHER ? columns - first : TOGETHER;
-        for (int64_t x = 0; x < count; x++) samples[x] = sample_at(op, 1, first + x, width, columns);
-        upsample_columns(op, from, to, first, samples, count, in, out);
+    const int64_t width = sb_width(from), row_floats = sb_width(to);
+    sampled_line at;
+    for (at.first = 0; at.first < row_floats; at.first += UPSAMPLED) {
+        at.count = row_floats - at.first < UPSAMPLED ? row_floats - at.first : UPSAMPLED;
+        for (int64_t x = 0; x < at.count; x++) {
+            const sample h = sample_at(op, 1, at.first + x, width, row_floats);
+            at.low[x] = h.low, at.high[x] = h.high, at.share[x] = h.share;
+        }
+        for (int64_t c = 0; c < sb_planes(from); c++)
+            upsample_plane(op, from, to, &at, in + c * sb_height(from) * width, out + c * sb_height(to) * row_floats + at.first);
     }
 }

@@ -12,6 +12,12 @@ static void *carve(uint8_t *memory, size_t *used, size_t bytes) {
     return taken;
 }
 
+/* Does every filter read one channel, of its own, and several pixels of it? Such layers have a kernel that is the best for all. */
+static inline bool is_depthwise(const sb_conv *conv) {
+    return conv->weight.blocks * conv->weight.depth == 1 && conv->weight.kernel_h * conv->weight.kernel_w > 1 &&
+           !conv->weight.binary_input;
+}
+
 /* The function that follows a convolution, where it is not a limit. */
 static void apply_rest(const sb_conv *conv, float *out) {
     if (!is_limit(conv->then))

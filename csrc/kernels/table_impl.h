@@ -282,7 +282,7 @@ static void table_run(const sb_conv *conv, const float *in, float *out, void *me
 #define TABLE_KERNEL(kernel, name_of_it, channels) \
     static double kernel##_cost(const sb_conv *conv) { \
         table_plan table; \
-        return table_lay_out(conv, LANES, channels, &table) ? table.cost / CYCLES_PER_NANOSECOND : -1; \
+        return !is_depthwise(conv) && table_lay_out(conv, LANES, channels, &table) ? table.cost / CYCLES_PER_NANOSECOND : -1; \
     } \
     static size_t kernel##_prepared_size(const sb_conv *conv) { return table_prepared_size(conv, LANES, channels); } \
     static void kernel##_prepare(const sb_conv *conv, void *prepared) { table_prepare(conv, LANES, channels, prepared); } \
