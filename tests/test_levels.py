@@ -364,7 +364,7 @@ def test_numbers_that_are_not_finite_are_rounded_behind_a_sum(size: tuple[int, i
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)
-@pytest.mark.parametrize("size", [(8, 8), (2, 2), (32, 64), (6, 10), (7, 9), (4, 130), (3, 1100)], ids=str)
+@pytest.mark.parametrize("size", [(8, 8), (2, 2), (32, 64), (6, 10), (7, 9), (4, 130), (3, 1100), (3, 2504)], ids=str)
 def test_pooling_between_layers(size: tuple[int, int], row: str) -> None:
     """Maxima of bytes are those of the numbers, with windows of any kind."""
     pools = [
@@ -372,6 +372,7 @@ def test_pooling_between_layers(size: tuple[int, int], row: str) -> None:
         r.Pool(inputs=(1,), kind="max", kernel=(3, 3), stride=(2, 2), padding=(1, 1)),
         r.Pool(inputs=(1,), kind="max", kernel=(2, 2), stride=(1, 1), ceil_mode=True, padding=(1, 1)),
         r.Pool(inputs=(1,), kind="max", kernel=(3, 2), stride=(3, 3), padding=(1, 1), ceil_mode=True, dilation=(1, 2)),
+        r.Pool(inputs=(1,), kind="max", kernel=(1, 4), stride=(1, 4), padding=(0, 2), ceil_mode=True),
     ]
     rng = np.random.default_rng(0)
 

@@ -282,43 +282,65 @@ static bool pool_level_halves(const sb_pool *pool, const int8_t *in, int8_t *out
 
 /* -------------------------------------------------------------------------------------- any other windows */
 
-enum { POOL_ROW = 1024 }; /* levels of a row, padding included */
+/* Windows next to each other, of a row of the output, and what they read of a row of the input. */
+typedef struct {
+    int x, windows;
+    int begin, width; /* pixels of the input */
+    int pad;          /* places of the buffer before them */
+} pool_section;
+
+/* The section of as many windows from x on as `most` pixels hold; one window fits. */
+static pool_section find_pool_section(const sb_pool *pool, int x, int most) {
+    const int window = (pool->kernel_w - 1) * pool->dilation_w + 1, room = (most - window) / pool->stride_w + 1;
+    const int left = pool->out_width - x, windows = left < room ? left : room;
+    const int first = x * pool->stride_w - pool->pad_left, last = first + (windows - 1) * pool->stride_w + window;
+    const int begin = first < 0 ? 0 : first, end = last < pool->width ? last : pool->width;
+    return (pool_section){x, windows, begin, end > begin ? end - begin : 0, begin - first};
+}
+
+enum { POOL_ROW = 1024 }; /* levels of a section of a row, padding included */
 
 ALWAYS_INLINE void raise_levels(int8_t *levels, const int8_t *to, int count) {
     for (int i = 0; i < count; i++)
         levels[i] = levels[i] < to[i] ? to[i] : levels[i];
 }
 
-/* One row of the output: maxima down the window in a row with its padding, then along the window at every place, of which
- * the stride takes some. */
-static NEVER_INLINE void pool_level_row(const sb_pool *pool, int8_t lowest, const int8_t *plane, int y, int8_t *out) {
+/* A section of one row of the output: maxima down the window in a row with its padding, then along the window at every place, of
+ * which the stride takes some. */
+static NEVER_INLINE void pool_level_section(const sb_pool *pool, const pool_section *section, int8_t lowest,
+                                            const int8_t *plane, int y, int8_t *out) {
     int8_t row[POOL_ROW], best[POOL_ROW];
-    const int places = (pool->out_width - 1) * pool->stride_w + 1, reach = (pool->kernel_w - 1) * pool->dilation_w;
-    memset(row, lowest, (size_t)(places + reach > pool->pad_left + pool->width ? places + reach : pool->pad_left + pool->width));
+    const int places = (section->windows - 1) * pool->stride_w + 1, reach = (pool->kernel_w - 1) * pool->dilation_w;
+    memset(row, lowest, (size_t)(places + reach));
     for (int ky = 0; ky < pool->kernel_h; ky++) {
         const int from = y * pool->stride_h - pool->pad_top + ky * pool->dilation_h;
         if (from >= 0 && from < pool->height)
-            raise_levels(row + pool->pad_left, plane + (size_t)from * pool->width, pool->width);
+            raise_levels(row + section->pad, plane + (size_t)from * pool->width + section->begin, section->width);
     }
     memcpy(best, row, (size_t)places);
     for (int x = pool->dilation_w; x <= reach; x += pool->dilation_w)
         raise_levels(best, row + x, places);
     if (pool->stride_w == 2)
-        for (int x = 0; x < pool->out_width; x++)
+        for (int x = 0; x < section->windows; x++)
             out[x] = best[2 * x];
     else
-        for (int x = 0; x < pool->out_width; x++)
+        for (int x = 0; x < section->windows; x++)
             out[x] = best[x * pool->stride_w];
 }
 
 static bool pool_level_rows(const sb_pool *pool, int8_t lowest, const int8_t *in, int8_t *out) {
-    const int64_t reach = (int64_t)(pool->out_width - 1) * pool->stride_w + (int64_t)(pool->kernel_w - 1) * pool->dilation_w;
+    const int64_t window = (int64_t)(pool->kernel_w - 1) * pool->dilation_w + 1, last = (int64_t)pool->out_width * pool->stride_w;
     const int64_t below = (int64_t)(pool->out_height - 1) * pool->stride_h + (int64_t)(pool->kernel_h - 1) * pool->dilation_h;
-    if (reach >= POOL_ROW || (int64_t)pool->pad_left + pool->width > POOL_ROW || below > INT32_MAX)
+    if (window > POOL_ROW || pool->stride_w > POOL_ROW / 4 || last > INT32_MAX / 2 || below > INT32_MAX)
         return false;
-    for (int c = 0; c < pool->channels; c++, in += pool->in_plane, out += pool->out_plane)
-        for (int y = 0; y < pool->out_height; y++)
-            pool_level_row(pool, lowest, in, y, out + (size_t)y * pool->out_width);
+    pool_section section = {0};
+    for (int x = 0; x < pool->out_width; x += section.windows) {
+        section = find_pool_section(pool, x, POOL_ROW);
+        for (int c = 0; c < pool->channels; c++)
+            for (int y = 0; y < pool->out_height; y++)
+                pool_level_section(pool, &section, lowest, in + c * pool->in_plane, y,
+                                   out + c * pool->out_plane + (size_t)y * pool->out_width + x);
+    }
     return true;
 }
 

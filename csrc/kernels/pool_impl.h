@@ -36,22 +36,6 @@ ALWAYS_INLINE void combine_rows(const bool average, const float *const *rows, co
     }
 }
 
-/* Windows next to each other, of a row of the output, and what they read of a row of the input. */
-typedef struct {
-    int x, windows;
-    int begin, width; /* pixels of the input */
-    int pad;          /* places of the buffer before them */
-} pool_section;
-
-/* The section of as many windows from x on as POOL_WIDTH pixels hold. */
-static pool_section find_pool_section(const sb_pool *pool, int x) {
-    const int window = (pool->kernel_w - 1) * pool->dilation_w + 1, room = (POOL_WIDTH - window) / pool->stride_w + 1;
-    const int left = pool->out_width - x, windows = left < room ? left : room;
-    const int first = x * pool->stride_w - pool->pad_left, last = first + (windows - 1) * pool->stride_w + window;
-    const int begin = first < 0 ? 0 : first, end = last < pool->width ? last : pool->width;
-    return (pool_section){x, windows, begin, end > begin ? end - begin : 0, begin - first};
-}
-
 /* The input rows under the windows of output row y as one row, behind the padding; the rest holds what counts for nothing. */
 ALWAYS_INLINE int pool_rows(const sb_pool *pool, const pool_section *section, const bool average, const float *plane, int y,
                             float *row) {
@@ -246,7 +230,7 @@ static void simd_pool(const sb_pool *pool, const float *in, float *out) {
     }
     pool_section section = {0};
     for (int x = 0; x < pool->out_width; x += section.windows) {
-        section = find_pool_section(pool, x);
+        section = find_pool_section(pool, x, POOL_WIDTH);
         pool_section_of_planes(pool, &section, in, out);
     }
 }
