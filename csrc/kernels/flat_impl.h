@@ -209,9 +209,11 @@ static void list_vectors(const sb_conv *conv, const flat_plan *plan, int y0, int
     int parts = 0;
     scratch->vectors_count = 0;
     if (plan->by_row) {
+        /* The last register of a row overlaps the one before, and writes the same numbers once more, unless something is added. */
+        const int last = conv->added || conv->out_width < LANES ? conv->out_width : conv->out_width - LANES;
         for (int row = 0; row < rows; row++)
             for (int x = 0; x < conv->out_width; x += LANES)
-                add_vector(conv, plan, y0, rows, row * plan->pitch + x, 0, scratch, &parts);
+                add_vector(conv, plan, y0, rows, row * plan->pitch + (x > last ? last : x), 0, scratch, &parts);
     } else {
         const int pixels = (rows - 1) * plan->pitch + conv->out_width;
         for (int pixel = 0; pixel < pixels; pixel += LANES) {
