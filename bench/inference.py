@@ -133,19 +133,19 @@ def limits_apart(net: Network, other: Network) -> float:
     return statistics.median(first / second for first, second in pairs)
 
 
-def slim_rivals() -> list[Contestant]:
-    """Dense VGG-16 of smaller widths in ONNX Runtime, each compared with its own packed form."""
+def dense_rivals() -> list[Contestant]:
+    """Dense VGG-16 run by subbit; and of smaller widths in ONNX Runtime, each compared with its own packed form."""
     rivals = []
-    for width in SLIM_WIDTHS:
+    for width in ("1", *SLIM_WIDTHS):
         data = packed_bytes(Case("slim", "VGG-16", partial(vgg16, width=float(Fraction(width))), None))
         net = subbit.load(data)
         x = images(net, 16)
         result = Result(describe_machine(net), net.measure_limits())
-        runtime = RUNTIMES["onnxruntime"].contestants(Graphs(decode(data), x), 1)
-        agreeing = [one for one, _ in compare([packed(net, 1), *runtime], x, result)][1:]
-        rivals += [
-            Contestant(f"onnxruntime width {width}", one.form, one.precision, one.bytes, one.run) for one in agreeing
-        ]
+        runtime = RUNTIMES["onnxruntime"].contestants(Graphs(decode(data), x), 1) if width != "1" else ()
+        suffix = f" width {width}" if width != "1" else ""
+        own, *agreeing = [one for one, _ in compare([packed(net, 1), *runtime], x, result)]
+        rivals.append(Contestant(f"subbit{suffix}", "dense", own.precision, own.bytes, own.run))
+        rivals += [Contestant(f"onnxruntime{suffix}", one.form, one.precision, one.bytes, one.run) for one in agreeing]
     return rivals
 
 
@@ -201,12 +201,12 @@ def loading(data: bytes) -> dict[str, Any]:
 
 def run_set(seconds: float, names: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """The networks of the standard set, or those in `names`, one after the other."""
-    slim = slim_rivals()
+    dense = dense_rivals()
     for case in standard_set():
         if names and case.name not in names:
             continue
         print(f"{case.network} {case.label}", flush=True)
-        yield run_case(case, seconds, slim if case.network == "VGG-16" and isinstance(case.method, SLBF) else [])
+        yield run_case(case, seconds, dense if case.network == "VGG-16" and isinstance(case.method, SLBF) else [])
 
 
 def merged(
@@ -241,7 +241,7 @@ def this_machine() -> dict[str, Any]:
 
 def result_file(machine: dict[str, Any]) -> Path:
     """Of this processor and its kernels: measurements of different machines do not replace each other."""
-    return RESULTS / f"{plain_name(machine['cpu'], machine['isa'])}.json"
+    return RESULTS / f"{plain_name(machine['cpu'], machine.get('cpu_model', ''), machine['isa'])}.json"
 
 
 def plain_name(*words: str) -> str:

@@ -122,10 +122,11 @@ def latency(result: Json) -> str:
     """Milliseconds, bytes and accuracy beside each other, VGG-16 and its slimmer dense forms."""
     cases = [case for case in result["cases"] if case["network"] == "VGG-16"]
     forms = [("subbit packed", f"subbit {case['label']}, packed", case["label"], case) for case in cases]
-    forms.append(("onnxruntime dense", "ONNX Runtime, dense", "dense", cases[0]))
-    for width in SLIM_WIDTHS:
-        slim = f"dense, width {width}"
-        forms.append((f"onnxruntime width {width} dense", f"ONNX Runtime, {slim}", slim, cases[0]))
+    for runtime, title in (("subbit", "subbit"), ("onnxruntime", "ONNX Runtime")):
+        forms.append((f"{runtime} dense", f"{title}, dense", "dense", cases[0]))
+        for width in SLIM_WIDTHS:
+            slim = f"dense, width {width}"
+            forms.append((f"{runtime} width {width} dense", f"{title}, {slim}", slim, cases[0]))
     reached = accuracies()
     rows = []
     for name, title, label, case in forms:

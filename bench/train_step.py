@@ -149,7 +149,7 @@ def main() -> None:
             print(f"  {network:28}{formats}   {row['of_dense']:.2f}x of dense")
     if not arguments.quick:
         RESULTS.mkdir(parents=True, exist_ok=True)
-        file = RESULTS / f"{plain_name(str(result['cpu']))}.json"
+        file = RESULTS / f"{plain_name(result['cpu'], result['cpu_model'])}.json"
         file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -441,7 +441,9 @@ def test_training_steps_of_several_processors() -> None:
     assert "| VGG-16 | float32, new | bfloat16, new | float32, old |" in table
     assert "| slbf | 100 (1.00×) | 200 (1.50×) | 90 (2.00×) |" in table
     kept = {file.stem for file in train_step.RESULTS.glob("*.json")}
-    assert kept == {plain_name(result["cpu"]) for result in tables.load_results(train_step.RESULTS)}
+    assert kept == {
+        plain_name(result["cpu"], result.get("cpu_model", "")) for result in tables.load_results(train_step.RESULTS)
+    }
     assert plain_name("Intel(R) Xeon(R) Processor", "avx512") == "intel-xeon-avx512"
 
 
@@ -470,6 +472,7 @@ def test_machines_do_not_replace_each_other() -> None:
     one, other = ({"cpu": cpu, "isa": "avx512"} for cpu in ("Intel(R) Xeon(R) Processor", "AMD EPYC"))
     assert result_file(one).name == "intel-xeon-avx512.json"
     assert result_file(other) != result_file(one) != result_file(one | {"isa": "avx2"})
+    assert result_file(other | {"cpu_model": "family 26, model 2"}).name == "amd-epyc-family-26-model-2-avx512.json"
 
 
 def test_the_machine_that_was_measured_last_comes_first(tmp_path: Path) -> None:

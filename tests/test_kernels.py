@@ -468,6 +468,25 @@ def test_table_serves_the_layers_it_is_made_for(row: str) -> None:
         assert check(case.program("stacked"), row) == "table"
 
 
+@pytest.mark.parametrize("row", ROWS)
+def test_depthwise_layers_have_their_own_kernel(row: str) -> None:
+    none, one, three = (0, 0, 0, 0), (1, 1, 1, 1), (3, 3, 3, 3)
+    for case in (
+        Case(512, (7, 7), 512, kernel=(7, 7), padding=none, groups=512),
+        Case(512, (2, 2), 512, padding=one, groups=512),
+        Case(256, (8, 8), 256, stride=(2, 2), padding=one, groups=256),
+        Case(64, (28, 28), 128, padding=one, groups=64),
+        Case(32, (56, 56), 32, kernel=(2, 2), stride=(4, 4), padding=none, groups=32),
+        Case(16, (40, 50), 16, kernel=(7, 7), padding=three, groups=16),
+    ):
+        for kind in ("dense", "binary", "stacked"):
+            assert check(case.program(kind), row) == "depthwise"
+    single = Case(
+        1, (28, 28), 32, kernel=(5, 5), padding=(2, 2, 2, 2), filters=4
+    )  # one channel, which all filters read
+    assert check(single.program("stacked"), row) == "table"
+
+
 @pytest.mark.skipif("avx2" not in ROWS, reason="a choice for registers of 8 lanes")
 def test_many_filters_pay_for_larger_tables() -> None:
     many, few = (Case(128, (8, 8), 128, blocks=2, filters=filters) for filters in (128, 4))
@@ -513,8 +532,13 @@ def test_neon_under_emulation(tmp_path: Path) -> None:
     cases = ("seven", "two_registers_per_row", "stride2_odd", "dilation2", "two_by_two", "groups", "prime_sizes")
     programs = [CASES[name].program(kind) for name in cases for kind in ("stacked", "binary", "lego")]
     programs += [_signs_only(CASES[name], "binary") for name in cases]
+    programs += [
+        CASES[name].program("dense")
+        for name in CASES
+        if name.startswith(("depthwise", "panels", "one_by_one", "whole_map"))
+    ]
     programs.append(Program((4, 8, 8), (POOLS["halves"], Activation(inputs=(1,), function="silu"))))
-    programs += [Program((4, 9, 14), (POOLS[name],)) for name in ("stride3", "means_of_fours")]
+    programs += [Program((4, 9, 14), (POOLS[name],)) for name in ("stride3", "stride4", "means_of_fours")]
     for name, (a, b) in FUNCTIONS.items():  # the logarithm and the root of numbers that have one
         ops = Activation(inputs=(0,), function="abs"), Activation(inputs=(1,), function=name, a=a, b=b)
         programs.append(Program((70,), ops if name in ("log", "sqrt") else (replace(ops[1], inputs=(0,)),)))

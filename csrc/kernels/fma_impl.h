@@ -36,7 +36,7 @@ static double fma_cost(const sb_conv *conv) {
     const double tiles = (double)((plan.max_vectors + FLAT_REGISTERS - 1) / FLAT_REGISTERS);
     const double batches = (double)filter_batches(conv) * conv->weight.blocks;
     const double multiply = (double)batch_floats(conv) * plan.max_vectors * 0.5 + tiles * 40;
-    const bool whole = plan.by_row ? !conv->added || conv->out_width % LANES == 0 : plan.pitch == conv->out_width;
+    const bool whole = plan.by_row ? conv->out_width >= LANES : plan.pitch == conv->out_width;
     const double parts = whole ? 0 : plan.band_rows * 25.0; /* registers that rows end in */
     const double write = (double)conv->weight.out / conv->groups * ((conv->weight.blocks + 1.0) * plan.max_vectors * 2 + parts);
     const double stage = plan.in_place ? 0 : stage_cost(conv, &plan);

@@ -290,6 +290,6 @@ static void fma_lanes_run(const sb_conv *conv, const float *in, float *out, void
 
 static const sb_conv_kernel fma_lanes_kernel = {
     .name = "fma lanes", .cost = fma_lanes_cost, .prepared_size = fma_lanes_prepared_size, .prepare = fma_lanes_prepare,
-    .scratch_size = fma_lanes_scratch_size, .run = fma_lanes_run, .pieces = fma_lanes_pieces,
+    .scratch_size = fma_lanes_scratch_size, .run = fma_lanes_run, .adds_in_place = true, .pieces = fma_lanes_pieces,
     .run_pieces = fma_lanes_run_pieces,
 };

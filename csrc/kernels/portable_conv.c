@@ -155,7 +155,8 @@ static double cost(const sb_conv *conv) {
     const sb_weight *weight = &conv->weight;
     const double maps = weight->index ? (double)weight->filters * weight->blocks * conv->groups : weight->out;
     const double plane = (double)conv->out_height * conv->out_width;
-    return 0.5 * plane * (maps * (double)filter_size(weight) + (double)weight->out * weight->blocks);
+    const double values = maps * (double)filter_size(weight); /* each is unpacked, which few pixels do not make up for */
+    return 0.5 * plane * (values + (double)weight->out * weight->blocks) + 8 * values + 12 * maps * plane;
 }
 
 const sb_conv_kernel sb_portable_conv = {.name = "portable", .cost = cost, .scratch_size = scratch_size, .run = run};

@@ -418,7 +418,7 @@ static void blend_rows(int64_t count, const float *restrict upper, const float *
 static void upsample_plane(const sb_op *op, const sb_shape *from, const sb_shape *to, const sampled_line *at, const float *in,
                            float *out) {
     const int64_t height = sb_height(from), width = sb_width(from), rows = sb_height(to), row_floats = sb_width(to);
-    const bool blends = op->upsample.bilinear;
+    const bool blends = op->upsample.bilinear && width != row_floats, mixes = op->upsample.bilinear && height != rows;
     float line[2][UPSAMPLED], *upper = line[0], *lower = line[1];
     int64_t in_upper = -1, in_lower = -1;
     for (int64_t y = 0; y < rows; y++, out += row_floats) {
@@ -430,11 +430,11 @@ static void upsample_plane(const sb_op *op, const sb_shape *from, const sb_shape
         }
         if (in_upper != v.low) (blends ? blend_columns : pick_columns)(at, in + v.low * width, upper);
         in_upper = v.low;
-        if (!blends || (v.low == v.high && v.share == 0)) {
+        if (!mixes) {
             memcpy(out, upper, sizeof(float) * (size_t)at->count);
             continue;
         }
-        if (in_lower != v.high) blend_columns(at, in + v.high * width, lower);
+        if (in_lower != v.high) (blends ? blend_columns : pick_columns)(at, in + v.high * width, lower);
         in_lower = v.high;
         blend_rows(at->count, upper, lower, v.share, out);
     }

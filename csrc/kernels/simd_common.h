@@ -12,10 +12,10 @@ static void *carve(uint8_t *memory, size_t *used, size_t bytes) {
     return taken;
 }
 
-/* Does every filter read one channel, of its own, and several pixels of it? Such layers have a kernel that is the best for all. */
+/* Does every group read one channel, and several pixels of it? Kernels that share their work between filters are not for it. */
 static inline bool is_depthwise(const sb_conv *conv) {
-    return conv->weight.blocks * conv->weight.depth == 1 && conv->weight.kernel_h * conv->weight.kernel_w > 1 &&
-           !conv->weight.binary_input;
+    return conv->groups > 1 && conv->weight.blocks * conv->weight.depth == 1 &&
+           conv->weight.kernel_h * conv->weight.kernel_w > 1 && !conv->weight.binary_input;
 }
 
 /* The function that follows a convolution, where it is not a limit. */
@@ -32,16 +32,16 @@ static NEVER_INLINE void merge_single_pixel(const sb_conv *conv, const float *ma
     const sb_weight *weight = &conv->weight;
     const size_t k = (size_t)weight->blocks;
     const limits range = limits_of(conv->then);
-    for (size_t t = begin; t < end; t++) {
-        float sum = 0;
-        for (size_t i = 0; i < k; i++)
-            sum += (weight->ratio ? weight->ratio[t * k + i] : 1.0f) *
-                   maps[i * filters + (weight->index ? weight->index[t * k + i] : t - begin)];
-        out[t] = sum;
-    }
     for (size_t t = begin; t < end; t += LANES) {
         const int lanes = end - t < LANES ? (int)(end - t) : LANES;
-        vfloat v = vload_part(out + t, 0, lanes);
+        float sums[LANES] = {0};
+        for (int lane = 0; lane < lanes; lane++)
+            for (size_t i = 0; i < k; i++) {
+                const size_t entry = (t + lane) * k + i;
+                sums[lane] += (weight->ratio ? weight->ratio[entry] : 1.0f) *
+                              maps[i * filters + (weight->index ? weight->index[entry] : t + lane - begin)];
+            }
+        vfloat v = vload(sums);
         if (weight->scale)
             v *= vload_part(weight->scale + t, 0, lanes);
         if (weight->shift)
