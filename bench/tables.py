@@ -31,7 +31,7 @@ AVX2 = "subbit avx2 packed fp32"
 # Networks of the form that is timed, trained on CIFAR-10: rows of this spec. Timed ones have random weights.
 SPEC = "cifar10-fast"
 TRAINED = {
-    "(1/2, 1/2)": "slbf-0.5-0.5-grown-taught",
+    "(1/2, 1/2)": "slbf-0.5-0.5-grown-taught-twice",
     "(1/2, 1/4)": "slbf-0.5-0.25-taught-twice",
     "(1/2, 1/8)": "slbf-0.5-0.125-taught",
     "BWN": "bwn-muon",
