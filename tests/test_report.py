@@ -273,9 +273,10 @@ def test_a_marker_without_its_end_is_an_error(measured: Spec) -> None:
 
 
 def test_stale_documents_fail_the_check(measured: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = tmp_path / "doc.md"
-    document.write_text(DOCUMENT.replace("table small", "table mnist"))
-    arguments = ["report", "--update", str(document)]
+    documents = [tmp_path / name for name in ("doc.md", "other.md")]
+    for document in documents:
+        document.write_text(DOCUMENT.replace("table small", "table mnist"))
+    arguments = ["report", *(word for document in documents for word in ("--update", str(document)))]
     with pytest.raises(SystemExit) as failure:
         main([*arguments, "--check"])
     assert failure.value.code == 2
@@ -283,7 +284,7 @@ def test_stale_documents_fail_the_check(measured: Spec, tmp_path: Path, capsys: 
     with pytest.raises(SystemExit) as success:
         main(arguments)
     assert success.value.code == 0
-    assert "SLBF (1, 1/16)" in document.read_text()
+    assert all("SLBF (1, 1/16)" in document.read_text() for document in documents)
     with pytest.raises(SystemExit) as success:
         main([*arguments, "--check"])
     assert success.value.code == 0

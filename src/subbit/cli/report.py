@@ -17,7 +17,8 @@ def command(
     ),
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown, write nothing.")] = False,
     update: Annotated[
-        Path | None, typer.Option("--update", help="Generate the marked tables and figures of this document anew.")
+        list[Path] | None,
+        typer.Option("--update", help="Generate the marked tables and figures of this document anew; may repeat."),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="With --update: change nothing, fail if any is stale.")
@@ -36,25 +37,26 @@ def command(
     def table_of(name: str) -> Table:
         return build_table(load_spec(find_spec(name)))
 
-    if check and update is None:
+    if check and not update:
         raise ConfigError("--check needs --update FILE: the document to check")
-    if update is not None:
+    for document in update or ():
         try:
-            text = update.read_text(encoding="utf-8")
+            text = document.read_text(encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"cannot read {update}: {error.strerror}") from error
+            raise ConfigError(f"cannot read {document}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{update} is not a text file in UTF-8: give a Markdown document") from error
-        files = {update: replace_tables(text, table_of, str(update))}
-        for path, drawing in marked_figures(text, table_of, str(update)).items():
-            files[update.parent / path] = drawing
+            raise ConfigError(f"{document} is not a text file in UTF-8: give a Markdown document") from error
+        files = {document: replace_tables(text, table_of, str(document))}
+        for path, drawing in marked_figures(text, table_of, str(document)).items():
+            files[document.parent / path] = drawing
         stale = [file for file, fresh in files.items() if not file.is_file() or file.read_bytes() != fresh.encode()]
         if check and stale:
-            raise ConfigError(f"{', '.join(map(str, stale))}: stale; run: subbit report --update {update}")
+            raise ConfigError(f"{', '.join(map(str, stale))}: stale; run: subbit report --update {document}")
         for file in stale:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(files[file], encoding="utf-8")
-        typer.echo(f"{update}: tables and figures up to date")
+        typer.echo(f"{document}: tables and figures up to date")
+    if update:
         return
     paths = [find_spec(name) for name in names] if names else all_specs()
     if not paths:
