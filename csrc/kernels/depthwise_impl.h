@@ -33,10 +33,9 @@ static double depthwise_cost(const sb_conv *conv) {
         return -1;
     const flat_plan plan = plan_depthwise(conv);
     const double bands = (double)((conv->out_height + plan.band_rows - 1) / plan.band_rows);
-    const double row = conv->stride_w > 2 ? plan.pitch * 1.5 : (double)(plan.pitch / LANES + 1) * 3;
-    const double planes = (double)(conv->stride_h < conv->weight.kernel_h ? conv->stride_h : conv->weight.kernel_h) *
-                          (conv->stride_w < conv->weight.kernel_w ? conv->stride_w : conv->weight.kernel_w);
-    const double stage = planes * plan.staged_rows * (row + 3);
+    const bool strided = conv->stride_w > 2 && conv->stride_w != 4;
+    const double row = strided ? plan.pitch * 1.5 : (double)(plan.pitch / LANES + 1) * 3;
+    const double stage = planes_read(conv) * plan.staged_rows * (row + 3);
     const double vectors = depthwise_vectors(conv, &plan, plan.band_rows);
     const double slide = vectors * (taps + 2.0) + (conv->weight.values ? 0 : taps * 10) + 20;
     const double write = (double)plan.band_rows * ((conv->out_width + LANES - 1) / LANES) * 6 + 20;
@@ -86,16 +85,6 @@ static staged_columns find_columns(const sb_conv *conv, const flat_plan *plan, i
     return (staged_columns){begin, end > begin ? end - begin : 0, first + begin * stride};
 }
 
-/* Does any of `taps` along one dimension read this phase of it? */
-static bool reads_phase(int taps, int dilation, int pad, int stride, int phase) {
-    bool reads = false;
-    for (int tap = 0; tap < taps; tap++) {
-        const int place = tap * dilation - pad;
-        reads = reads || place - floor_divide(place, stride) * stride == phase;
-    }
-    return reads;
-}
-
 /* Every second number of a row to one place, those between to another; there are `evens` of the former and as many of the latter
  * or one less. */
 ALWAYS_INLINE void split_row(float *even, float *odd, const float *from, int evens, int odds) {
@@ -117,15 +106,14 @@ ALWAYS_INLINE void split_row(float *even, float *odd, const float *from, int eve
 static NEVER_INLINE void stage_channel(const sb_conv *conv, const flat_plan *plan, const float *channel, int y0, float *staged) {
     const int stride = conv->stride_w;
     const staged_columns first = find_columns(conv, plan, 0), second = find_columns(conv, plan, stride > 1);
-    const int taps_w = conv->weight.kernel_w, taps_h = conv->weight.kernel_h;
     const bool splits = stride == 2 && first.begin == second.begin && first.from + 1 == second.from &&
                         (first.count == second.count || first.count == second.count + 1);
     for (int phase = 0; phase < stride; phase += splits ? 2 : 1) {
         const staged_columns columns = find_columns(conv, plan, phase);
-        if (!columns.count || (!splits && !reads_phase(taps_w, conv->dilation_w, conv->pad_left, stride, phase)))
+        if (!columns.count || (!splits && !reads_column_phase(conv, phase)))
             continue;
         for (int y_phase = 0; y_phase < conv->stride_h; y_phase++) {
-            if (!reads_phase(taps_h, conv->dilation_h, conv->pad_top, conv->stride_h, y_phase))
+            if (!reads_row_phase(conv, y_phase))
                 continue;
             float *to = staged + (size_t)(y_phase * stride + phase) * plan->plane_floats + columns.begin;
             int y = (y0 + plan->y_low) * conv->stride_h + y_phase;

@@ -94,10 +94,17 @@ static flat_plan plan_flat(const sb_conv *conv, int channels, int rows) {
     return plan;
 }
 
+/* Of the planes of a channel, as far as dilation does not change it. */
+static double planes_read(const sb_conv *conv) {
+    const sb_weight *weight = &conv->weight;
+    return (double)(conv->stride_h < weight->kernel_h ? conv->stride_h : weight->kernel_h) *
+           (conv->stride_w < weight->kernel_w ? conv->stride_w : weight->kernel_w);
+}
+
 /* Cycles for a band of all groups; strides beyond 2 take pixel by pixel. */
 static double stage_cost(const sb_conv *conv, const flat_plan *plan) {
-    const double row = conv->stride_w > 2 ? plan->pitch * 1.5 : plan->pitch / 8.0;
-    return (double)conv->channels * plan->planes * plan->staged_rows * (row + 10);
+    const double row = conv->stride_w > 2 && conv->stride_w != 4 ? plan->pitch * 1.5 : plan->pitch / 8.0;
+    return (double)conv->channels * planes_read(conv) * plan->staged_rows * (row + 10);
 }
 
 static size_t carve_flat_scratch(const sb_conv *conv, const flat_plan *plan, uint8_t *memory, size_t used,
@@ -137,6 +144,10 @@ ALWAYS_INLINE void copy_strided(float *to, const float *from, int count, int str
     int x = 0;
     for (; stride == 2 && x + LANES <= count; x += LANES) /* 2·LANES − 1 floats are certain to exist */
         vstore(to + x, even_lanes(vload(from + 2 * x), vload_part(from + 2 * x + LANES, 0, LANES - 1)));
+    for (; stride == 4 && x + LANES <= count; x += LANES) /* and here 4·LANES − 3 */
+        vstore(to + x, even_lanes(even_lanes(vload(from + 4 * x), vload(from + 4 * x + LANES)),
+                                  even_lanes(vload(from + 4 * x + 2 * LANES),
+                                             vload_part(from + 4 * x + 3 * LANES, 0, LANES - 3))));
     if (stride == 2 && x < count) {
         const int left = 2 * (count - x) - 1, low = left < LANES ? left : LANES;
         const vfloat high = vload_part(from + 2 * x + low, 0, left - low); /* zero lanes where all are in the low ones */
@@ -169,14 +180,40 @@ static void stage_row(const sb_conv *conv, const float *channel, int y, int firs
         row[x] = 0;
 }
 
+/* Does any of `taps` along one dimension read this phase of it? */
+static bool reads_phase(int taps, int dilation, int pad, int stride, int phase) {
+    bool reads = false;
+    for (int tap = 0; tap < taps; tap++) {
+        const int place = tap * dilation - pad;
+        reads = reads || place - floor_divide(place, stride) * stride == phase;
+    }
+    return reads;
+}
+
+static bool reads_row_phase(const sb_conv *conv, int phase) {
+    return reads_phase(conv->weight.kernel_h, conv->dilation_h, conv->pad_top, conv->stride_h, phase);
+}
+
+static bool reads_column_phase(const sb_conv *conv, int phase) {
+    return reads_phase(conv->weight.kernel_w, conv->dilation_w, conv->pad_left, conv->stride_w, phase);
+}
+
 static NEVER_INLINE void stage_band(const sb_conv *conv, const flat_plan *plan, const float *in, int y0,
                                     float *staged) {
+    bool reads_rows[SB_FAST_STRIDE], reads_columns[SB_FAST_STRIDE];
+    for (int phase = 0; phase < conv->stride_h; phase++)
+        reads_rows[phase] = conv->stride_h == 1 || reads_row_phase(conv, phase);
+    for (int phase = 0; phase < conv->stride_w; phase++)
+        reads_columns[phase] = conv->stride_w == 1 || reads_column_phase(conv, phase);
     for (int c = 0; c < plan->channels; c++, in += (size_t)conv->height * conv->width)
         for (int y_phase = 0; y_phase < conv->stride_h; y_phase++)
-            for (int x_phase = 0; x_phase < conv->stride_w; x_phase++, staged += plan->plane_floats)
+            for (int x_phase = 0; x_phase < conv->stride_w; x_phase++, staged += plan->plane_floats) {
+                if (!reads_rows[y_phase] || !reads_columns[x_phase])
+                    continue;
                 for (int row = 0; row < plan->staged_rows; row++)
                     stage_row(conv, in, (y0 + row + plan->y_low) * conv->stride_h + y_phase,
                               plan->x_low * conv->stride_w + x_phase, plan->pitch, staged + row * plan->pitch);
+            }
 }
 
 /* Adds the register that starts at a pixel of row y, split where rows end, unless the next one follows in the output too. Lanes

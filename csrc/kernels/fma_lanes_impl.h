@@ -14,7 +14,8 @@
 enum {
     PANEL_REGISTERS = LANES == 16 ? 4 : 2,
     PANEL_TILE = 6,     /* pixels that share the loads of weights */
-    PANEL_PIXELS = 128, /* of the output, at most */
+    PANEL_PIXELS = 256,      /* of the output, at most */
+    FULL_PANEL_PIXELS = 128, /* with more than these, two registers are enough for the first-level cache */
     PANEL_CHANNELS = 64,
 };
 
@@ -34,9 +35,14 @@ typedef struct {
 
 static int panel_filter_registers(const sb_conv *conv) { return (filters_per_group(conv) + LANES - 1) / LANES; }
 
+static int most_panel_registers(const sb_conv *conv) {
+    return conv->out_height * conv->out_width > FULL_PANEL_PIXELS ? 2 : PANEL_REGISTERS;
+}
+
 /* Registers of the next panel, where so many are left. */
-static int next_panel(int registers) {
-    return registers >= PANEL_REGISTERS ? PANEL_REGISTERS : registers >= 2 ? 2 : 1;
+static int next_panel(const sb_conv *conv, int left) {
+    const int most = most_panel_registers(conv);
+    return left >= most ? most : left >= 2 ? 2 : 1;
 }
 
 static size_t panel_filter_floats(const sb_conv *conv) {
@@ -84,8 +90,8 @@ static double fma_lanes_cost(const sb_conv *conv) {
     const double chunks = (weight->depth + PANEL_CHANNELS - 1) / PANEL_CHANNELS;
     double multiply = 0;
     for (int left = panel_filter_registers(conv), panel; left > 0; left -= panel) {
-        panel = next_panel(left);
-        const double products = pairs * panel * 0.52, waits = tiles * 4; /* every sum waits for the one before */
+        panel = next_panel(conv, left);
+        const double products = pairs * (panel * 0.52 + (panel < 4 ? 0.1 : 0)), waits = tiles * 4; /* every sum waits for the one before */
         multiply += weight->depth * (products > waits ? products : waits) + chunks * (tiles * 12 + pairs * panel) + taps * 20;
     }
     const double write = (double)weight->out / conv->groups * ((weight->blocks * 0.35 + 1) * (double)pixels + 8);
@@ -104,7 +110,7 @@ static void fma_lanes_prepare(const sb_conv *conv, void *prepared) {
     float *to = prepared;
     for (int bank = 0; bank < weight->filters / per_group; bank++)
         for (int first = 0, panel; first < registers; first += panel) {
-            panel = next_panel(registers - first);
+            panel = next_panel(conv, registers - first);
             const int left = per_group - first * LANES, filters = left < panel * LANES ? left : panel * LANES;
             for (int f = 0; f < filters; f++) {
                 const size_t filter = (size_t)bank * per_group + first * LANES + f;
@@ -119,7 +125,7 @@ static void fma_lanes_prepare(const sb_conv *conv, void *prepared) {
 
 static size_t carve_panels(const sb_conv *conv, uint8_t *memory, panel_scratch *scratch) {
     const size_t pixels = (size_t)conv->out_height * conv->out_width, registers = (size_t)panel_filter_registers(conv);
-    const size_t filters = (conv->weight.index || registers < PANEL_REGISTERS ? registers : PANEL_REGISTERS) * LANES;
+    const size_t most = (size_t)most_panel_registers(conv), filters = (conv->weight.index || registers < most ? registers : most) * LANES;
     const size_t maps = (size_t)conv->weight.blocks * filters; /* filters that are not shared come a panel at a time */
     size_t used = 0;
     scratch->sums = carve(memory, &used, (pixels + 3) * PANEL_REGISTERS * sizeof(vfloat));
@@ -238,7 +244,7 @@ static void run_panels(const sb_conv *conv, const float *in, const float *weight
         for (int done = 0, panel; done < registers; done += panel) {
             const size_t at = block * filters + (size_t)done * LANES;
             float *sums = pixels == 1 ? scratch->maps + at : scratch->sums;
-            panel = next_panel(registers - done);
+            panel = next_panel(conv, registers - done);
             sum_panel(conv, in + block * block_floats, weights, first + done, panel, sums);
             if (pixels > 1)
                 flip_pixels(sums, pixels, (size_t)panel * LANES, scratch->flipped + at * map_floats);
@@ -253,8 +259,8 @@ static void run_panels(const sb_conv *conv, const float *in, const float *weight
 
 /* A piece is a panel of filters that are not shared, or all of a group. */
 static int panels_of_group(const sb_conv *conv) {
-    const int registers = panel_filter_registers(conv), rest = registers % PANEL_REGISTERS;
-    return conv->weight.index ? 1 : registers / PANEL_REGISTERS + rest / 2 + rest % 2;
+    const int most = most_panel_registers(conv), registers = panel_filter_registers(conv), rest = registers % most;
+    return conv->weight.index ? 1 : registers / most + rest / 2 + rest % 2;
 }
 
 static int32_t fma_lanes_pieces(const sb_conv *conv) { return conv->groups * panels_of_group(conv); }
@@ -274,8 +280,8 @@ static void fma_lanes_run_pieces(const sb_conv *conv, int32_t first, int32_t las
         int from = 0, count = registers;
         if (!weight->index) {
             for (int panel = 0; panel < piece % panels; panel++)
-                from += next_panel(registers - from);
-            count = next_panel(registers - from);
+                from += next_panel(conv, registers - from);
+            count = next_panel(conv, registers - from);
             begin += (size_t)from * LANES;
             end = begin + (size_t)count * LANES < end ? begin + (size_t)count * LANES : end;
         }
