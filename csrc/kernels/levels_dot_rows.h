@@ -58,30 +58,42 @@ static void build_sides(const uint32_t *staged, const int32_t *from, int columns
         build_side_registers(row, at, lanes_between(0, count - at), raise_sum, side_words, to);
 }
 
-/* Those of all columns of taps, without copies between. `conv` and `unit` are those of the view, here and below. */
-static void pick_sides(const sb_conv *conv, const rows_plan *plan, const dot_unit *unit, const uint32_t *words,
-                       vsides raise_sum, uint32_t *to) {
+/* Which pixels exist for what, in a unit: the same for all quads. `conv` and `unit` are those of the view, here and below. */
+static void list_pick_masks(const sb_conv *conv, const rows_plan *plan, const dot_unit *unit, rows_mask *masks) {
     const dot_plan *view = &plan->view;
-    const int above = unit->y * 2 - conv->pad_top, pixels = view->rows * view->width;
-    const size_t copy_words = (size_t)conv->weight.blocks * pixels;
+    const int above = unit->y * 2 - conv->pad_top;
     for (int r = 0; r < plan->block_registers; r++) {
-        const __m512i lane = _mm512_loadu_si512(plan->pick[r].lane);
-        const __mmask16 *inside = plan->inside + r * plan->steps;
-        const uint32_t *from = words + plan->pick[r].word;
         __mmask16 rows[ROWS_SIDES]; /* pixels for which a row of taps reads rows of the input */
         for (int i = 0; i < ROWS_SIDES; i++) {
             const int begin = -floor_divide(above + i, 2), end = floor_divide(conv->height - 1 - above - i, 2) + 1;
             rows[i] = lanes_between(begin * view->width - r * LANES, end * view->width - r * LANES);
         }
-        for (int column = 0; column < plan->steps; column++) {
+        for (int column = 0; column < plan->steps; column++, masks++)
+            for (int i = 0; i < ROWS_SIDES; i++)
+                masks->row[i] = rows[i] & plan->inside[r * plan->steps + column];
+    }
+}
+
+/* The sides of all columns of taps of a quad of a block, without copies between. */
+static NEVER_INLINE void pick_sides(const sb_conv *conv, const rows_plan *plan, const rows_scratch *scratch, vsides raise_sum,
+                                    uint32_t *to) {
+    const int pixels = plan->view.rows * plan->view.width, registers = plan->block_registers, columns = plan->steps;
+    const size_t copy_words = (size_t)conv->weight.blocks * pixels, side_words = (size_t)plan->side_words;
+    const size_t pitch = (size_t)plan->view.pitch, apart = (size_t)conv->dilation_w;
+    const rows_mask *mask = scratch->masks;
+    const rows_pick *pick = plan->pick;
+    for (int r = 0; r < registers; r++, pick++, to += LANES) {
+        const __m512i lane = _mm512_loadu_si512(pick->lane);
+        const __mmask16 exist = lanes_between(0, pixels - r * LANES);
+        const uint32_t *from = scratch->dot.interleaved + pick->word;
+        uint32_t *target = to;
+        for (int column = 0; column < columns; column++, mask++, from += apart, target += copy_words) {
             vsides d[ROWS_SIDES];
             UNROLL
-            for (int i = 0; i < ROWS_SIDES; i++) {
-                const uint32_t *at = from + i * view->pitch + column * conv->dilation_w;
-                d[i] = (vsides)_mm512_maskz_permutex2var_epi32(rows[i] & inside[column], _mm512_loadu_si512(at), lane,
-                                                               _mm512_loadu_si512(at + LANES));
-            }
-            store_sides(d, lanes_between(0, pixels - r * LANES), raise_sum, plan->side_words, to + column * copy_words + r * LANES);
+            for (int i = 0; i < ROWS_SIDES; i++)
+                d[i] = (vsides)_mm512_maskz_permutex2var_epi32(mask->row[i], _mm512_loadu_si512(from + i * pitch), lane,
+                                                               _mm512_loadu_si512(from + i * pitch + LANES));
+            store_sides(d, exist, raise_sum, side_words, target);
         }
     }
 }
@@ -99,7 +111,7 @@ static void stage_rows_chunk(const sb_conv *conv, const rows_plan *plan, const d
                 const size_t channel = (size_t)block * conv->weight.depth + (size_t)(first + quad) * 4;
                 interleave_unit(conv, view, unit, in + channel * conv->height * conv->width, quad_channels(conv, first + quad),
                                 (vbyte){0}, scratch->dot.interleaved);
-                pick_sides(conv, plan, unit, scratch->dot.interleaved, raise_sum, sides);
+                pick_sides(conv, plan, scratch, raise_sum, sides);
                 continue;
             }
             stage_dot_quad(conv, view, unit, &scratch->dot, in, block, first + quad, (vbyte){0}, scratch->dot.staged);
@@ -305,7 +317,9 @@ static void run_rows_unit(const sb_conv *conv, const rows_plan *plan, rows_scrat
     const sb_conv view = view_in_pairs(conv);
     const dot_unit of_view = {unit.x, unit.y / 2, (unit.rows + 1) / 2};
     uint64_t since = BEGIN_STAGE(conv);
-    if (!plan->view.by_rows && !plan->picks)
+    if (plan->picks)
+        list_pick_masks(&view, plan, &of_view, scratch->masks);
+    else if (!plan->view.by_rows)
         list_copies(&view, &plan->view, &of_view, &scratch->dot);
     for (int chunk = 0; chunk < plan->view.chunks; chunk++) {
         stage_rows_chunk(&view, plan, &of_view, scratch, input_of_group(conv, in, group), chunk);

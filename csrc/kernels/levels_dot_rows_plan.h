@@ -35,9 +35,15 @@ typedef struct {
     __mmask16 *inside;   /* [register of a block][column of taps]: pixels for which it reads columns of the input */
 } rows_plan;
 
+/* Pixels of a register for which a column of taps, in each of four rows of taps, reads pixels of the input. */
+typedef struct {
+    __mmask16 row[ROWS_SIDES];
+} rows_mask;
+
 typedef struct {
     dot_scratch dot;  /* staged: one quad of one block */
     uint32_t *sides;  /* [quad of the chunk][side][copy][input block][row][pixel] */
+    rows_mask *masks; /* [register of a block][column of taps], where words are picked */
 } rows_scratch;
 
 /* ------------------------------------------------------------------------------------------------- plan */
@@ -259,6 +265,7 @@ static size_t carve_rows(const sb_conv *conv, const rows_plan *plan, uint8_t *me
     size_t used = carve_dot_scratch(conv, &plan->view, plan->out.vectors, 1, memory, &scratch->dot);
     const size_t words = (size_t)plan->view.chunk_quads * ROWS_SIDES * plan->side_words;
     scratch->sides = carve(memory, &used, (words + DOT_SLACK) * sizeof *scratch->sides);
+    scratch->masks = carve(memory, &used, (size_t)plan->block_registers * plan->steps * sizeof *scratch->masks);
     return used;
 }
 
