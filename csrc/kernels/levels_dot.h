@@ -253,14 +253,16 @@ typedef struct {
     size_t map_floats;
 } dot_job;
 
-/* The signs of two steps for every byte of two nibbles. */
-#define SIGN(nibble, bit) ((nibble) >> (bit) & 1 ? 1u : 0xffu) << 8 * (bit)
-#define SIGNS(nibble) (SIGN(nibble, 0) | SIGN(nibble, 1) | SIGN(nibble, 2) | SIGN(nibble, 3))
-#define SIGNS1(byte) {SIGNS((byte) & 15), SIGNS((byte) >> 4)}
-#define SIGNS4(byte) SIGNS1(byte), SIGNS1((byte) + 1), SIGNS1((byte) + 2), SIGNS1((byte) + 3)
-#define SIGNS16(byte) SIGNS4(byte), SIGNS4((byte) + 4), SIGNS4((byte) + 8), SIGNS4((byte) + 12)
-#define SIGNS64(byte) SIGNS16(byte), SIGNS16((byte) + 16), SIGNS16((byte) + 32), SIGNS16((byte) + 48)
-static const uint32_t dot_signs[256][2] = {SIGNS64(0), SIGNS64(64), SIGNS64(128), SIGNS64(192)};
+/* The signs of two steps for every byte of two nibbles, times 1 and times 2. */
+typedef const uint32_t (*signs_of_bytes)[2];
+#define SIGN(n, nibble, bit) ((nibble) >> (bit) & 1 ? n : 0x100u - n) << 8 * (bit)
+#define SIGNS(n, nibble) (SIGN(n, nibble, 0) | SIGN(n, nibble, 1) | SIGN(n, nibble, 2) | SIGN(n, nibble, 3))
+#define SIGNS1(n, byte) {SIGNS(n, (byte) & 15), SIGNS(n, (byte) >> 4)}
+#define SIGNS4(n, byte) SIGNS1(n, byte), SIGNS1(n, (byte) + 1), SIGNS1(n, (byte) + 2), SIGNS1(n, (byte) + 3)
+#define SIGNS16(n, byte) SIGNS4(n, byte), SIGNS4(n, (byte) + 4), SIGNS4(n, (byte) + 8), SIGNS4(n, (byte) + 12)
+#define SIGNS64(n, byte) SIGNS16(n, byte), SIGNS16(n, (byte) + 16), SIGNS16(n, (byte) + 32), SIGNS16(n, (byte) + 48)
+static const uint32_t dot_signs[256][2] = {SIGNS64(1u, 0), SIGNS64(1u, 64), SIGNS64(1u, 128), SIGNS64(1u, 192)};
+static const uint32_t dot_signs_twice[256][2] = {SIGNS64(2u, 0), SIGNS64(2u, 64), SIGNS64(2u, 128), SIGNS64(2u, 192)};
 #undef SIGN
 #undef SIGNS
 #undef SIGNS1
@@ -276,7 +278,7 @@ ALWAYS_INLINE vword add_products(vword sum, vword levels, vword signs) {
 
 /* Adds the products of a batch of filters of signs to its sums at `columns` registers of pixels, a constant of the caller. */
 ALWAYS_INLINE void add_signed(vword *sum, const uint8_t *const *at, const int32_t *offset, int steps, const uint8_t *nibbles,
-                              const int columns) {
+                              const signs_of_bytes all_signs, const int columns) {
     vword x[2 * DOT_COLUMNS];
     for (int step = 0; step + 2 <= steps; step += 2, nibbles += DOT_FILTERS) {
         UNROLL
@@ -286,7 +288,7 @@ ALWAYS_INLINE void add_signed(vword *sum, const uint8_t *const *at, const int32_
         }
         UNROLL
         for (int f = 0; f < DOT_FILTERS; f++) {
-            const uint32_t *signs = dot_signs[nibbles[f]];
+            const uint32_t *signs = all_signs[nibbles[f]];
             UNROLL
             for (int i = 0; i < 2 * columns; i++)
                 sum[f * columns + i % columns] =
@@ -299,7 +301,7 @@ ALWAYS_INLINE void add_signed(vword *sum, const uint8_t *const *at, const int32_
             x[c] = *(const vword_u *)(at[c] + offset[steps - 1]);
         UNROLL
         for (int i = 0; i < DOT_FILTERS * columns; i++)
-            sum[i] = add_products(sum[i], x[i % columns], (vword){0} + (int32_t)dot_signs[nibbles[i / columns]][0]);
+            sum[i] = add_products(sum[i], x[i % columns], (vword){0} + (int32_t)all_signs[nibbles[i / columns]][0]);
     }
 }
 
@@ -314,7 +316,7 @@ ALWAYS_INLINE void dot_tile(const dot_job *job, const int columns) {
             else
                 sum[f * columns + c] = *(const vword *)(job->map[c] + f * job->map_floats);
         }
-    add_signed(sum, job->x, job->offset, job->steps, job->nibbles, columns);
+    add_signed(sum, job->x, job->offset, job->steps, job->nibbles, dot_signs, columns);
     UNROLL
     for (int f = 0; f < DOT_FILTERS; f++)
         UNROLL

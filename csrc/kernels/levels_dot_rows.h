@@ -7,8 +7,8 @@
  *   a3 = g2 (d1 - d3)    a2 = (g0 - g1 + g2) (d2 - d1)          2 (g0 d1 + g1 d2 + g2 d3) = a1 - a2 - 2 a3
  *
  * The left factors are small odd numbers, the right ones ("sides") fit a byte: differences are staged 128 higher, and so are
- * sums of signed levels. Two sums are kept per filter and register of pixels. They begin as a0 and a3, become a0 - a3 and
- * a0 + a3, and go on with a1 and a2: their sum and their difference are then twice the two rows. One of them is in registers
+ * sums of signed levels. Two sums are kept per filter and register of pixels. They begin as a1 and a2, become a1 + a2 and
+ * a1 - a2, and go on with 2 a0 and -2 a3: they are then twice the two rows. One of them is in registers
  * at a time, so that as many filters share the loads as in the dot kernel.
  *
  * Staging is that of the dot kernel for the convolution with four rows of taps and a stride of two rows ("the view"), or, for
@@ -156,34 +156,22 @@ ALWAYS_INLINE vword load_parts(const rows_part *part, const rows_part *end, cons
     return (vword)sum;
 }
 
-ALWAYS_INLINE void store_parts(const rows_part *part, const rows_part *end, vword sum, bool last, float *map,
-                               const bool whole) {
-    const __m512i v = last ? (__m512i)__builtin_convertvector(sum, vfloat) : (__m512i)sum;
+ALWAYS_INLINE void store_parts(const rows_part *part, const rows_part *end, vword v, float *map, const bool whole) {
     if (whole) {
-        *(vword *)(map + part->to) = (vword)v;
+        *(vword *)(map + part->to) = v;
         return;
     }
     for (; part < end; part++)
-        _mm512_mask_storeu_epi32(map + part->to, part->lanes, v);
+        _mm512_mask_storeu_epi32(map + part->to, part->lanes, (__m512i)v);
 }
 
-/* Takes other sums into registers. */
-ALWAYS_INLINE void exchange(vword *sum, vword *other, const int count) {
+/* From a1 and a2 to a1 + a2 and a1 - a2. */
+ALWAYS_INLINE void add_middle_sides(vword *first, vword *second, const int count) {
     UNROLL
     for (int i = 0; i < count; i++) {
-        const vword now = sum[i];
-        sum[i] = other[i];
-        other[i] = now;
-    }
-}
-
-/* From a3 and a0 to a0 - a3 and a0 + a3. */
-ALWAYS_INLINE void add_first_sides(vword *sum, vword *other, const int count) {
-    UNROLL
-    for (int i = 0; i < count; i++) {
-        const vword a0 = other[i];
-        other[i] = a0 + sum[i];
-        sum[i] = a0 - sum[i];
+        const vword a1 = first[i];
+        first[i] = a1 + second[i];
+        second[i] = a1 - second[i];
     }
 }
 
@@ -201,62 +189,77 @@ ALWAYS_INLINE void add_multiples(vword *sum, const uint8_t *const *at, const int
     }
 }
 
-/* The sums of both rows to their maps, of `last` chunks as floats. Arguments are copies of what the job has: for all that the
- * compiler knows, a register that is stored may be part of it. */
-ALWAYS_INLINE void store_rows(const vword *sum, const vword *other, const rows_part *const *parts, const rows_part *const *ends,
-                              float *map, size_t map_floats, size_t row_floats, const int columns, const bool whole,
-                              const bool last) {
-    rows_part first[DOT_COLUMNS];
+/* Registers of pixels in maps: where the sums of one of two rows go, and come from with several chunks. */
+typedef struct {
+    const rows_part *part[DOT_COLUMNS], *end[DOT_COLUMNS];
+    float *map; /* of the first filter */
+    size_t map_floats;
+} rows_target;
+
+/* Goes on with what the chunk before has left. */
+ALWAYS_INLINE void load_row(vword *sum, const rows_target *from, const int columns, const bool whole) {
+    UNROLL
+    for (int i = 0; i < DOT_FILTERS * columns; i++) {
+        const int f = i / columns, c = i % columns;
+        sum[i] += load_parts(from->part[c], from->end[c], from->map + f * from->map_floats, whole);
+    }
+}
+
+/* Whole numbers, twice the sums, until the last chunk makes them floats. */
+ALWAYS_INLINE void store_row(const vword *sum, const rows_target *to, const int columns, const bool whole, const bool last) {
+    rows_part first[DOT_COLUMNS]; /* copies: for all that the compiler knows, a register that is stored may be part of it */
     UNROLL
     for (int c = 0; c < columns; c++)
-        first[c] = *parts[c];
+        first[c] = *to->part[c];
+    float *map = to->map;
     UNROLL
-    for (int f = 0; f < DOT_FILTERS; f++, map += map_floats)
+    for (int f = 0; f < DOT_FILTERS; f++, map += to->map_floats)
         UNROLL
         for (int c = 0; c < columns; c++) {
-            const vword upper = (other[f * columns + c] + sum[f * columns + c]) >> 1;
-            const vword lower = (other[f * columns + c] - sum[f * columns + c]) >> 1;
-            const rows_part *part = whole ? &first[c] : parts[c], *end = whole ? NULL : ends[c];
-            store_parts(part, end, upper, last, map, whole);
-            store_parts(part, end, lower, last, map + row_floats, whole);
+            const vword v = sum[f * columns + c];
+            store_parts(whole ? &first[c] : to->part[c], whole ? NULL : to->end[c],
+                        last ? (vword)__builtin_convertvector(v >> 1, vfloat) : v, map, whole);
         }
+}
+
+/* One row, from what the sides that both rows have in common came to. */
+ALWAYS_INLINE void finish_row(const rows_job *job, vword *sum, const int side, const rows_target *target, const int columns,
+                              const bool whole) {
+    if (!job->first)
+        load_row(sum, target, columns, whole);
+    add_signed(sum, job->x[side], job->offset, job->steps, job->codes[side], dot_signs_twice, columns);
+    if (job->last)
+        store_row(sum, target, columns, whole, true);
+    else
+        store_row(sum, target, columns, whole, false);
 }
 
 /* Both rows of a batch of filters at `columns` registers of pixels, a constant of the caller. `whole`: each is one whole
  * register of a map. */
 ALWAYS_INLINE void rows_tile(const rows_job *job, const int columns, const bool whole) {
     vword sum[DOT_FILTERS * DOT_COLUMNS], other[DOT_FILTERS * DOT_COLUMNS];
-    const rows_part *part[DOT_COLUMNS], *end[DOT_COLUMNS];
-    float *const map = job->map;
-    const size_t map_floats = job->map_floats, row_floats = job->row_floats;
     const int count = DOT_FILTERS * columns;
+    rows_target target = {.map = job->map, .map_floats = job->map_floats};
     UNROLL
     for (int c = 0; c < columns; c++) {
-        part[c] = job->part[c];
-        end[c] = job->part_end[c];
+        target.part[c] = job->part[c];
+        target.end[c] = job->part_end[c];
     }
     UNROLL
-    for (int i = 0; i < count; i++) {
-        const int f = i / columns, c = i % columns;
-        if (job->first) {
-            sum[i] = (vword){0} + job->start[2 * f];
-            other[i] = (vword){0} + job->start[2 * f + 1];
-        } else {
-            sum[i] = load_parts(part[c], end[c], map + f * map_floats, whole);
-            other[i] = -load_parts(part[c], end[c], map + f * map_floats + row_floats, whole);
-        }
-    }
-    add_signed(sum, job->x[0], job->offset, job->steps, job->codes[0], columns);
-    exchange(sum, other, count);
-    add_signed(sum, job->x[3], job->offset, job->steps, job->codes[3], columns);
-    add_first_sides(sum, other, count);
+    for (int i = 0; i < count; i++)
+        sum[i] = (vword){0} + (job->first ? job->start[i / columns * 2] : 0);
     add_multiples(sum, job->x[1], job->offset, job->steps, job->codes[1], columns);
-    exchange(sum, other, count);
+    UNROLL
+    for (int i = 0; i < count; i++) {
+        other[i] = sum[i];
+        sum[i] = (vword){0} + (job->first ? job->start[i / columns * 2 + 1] : 0);
+    }
     add_multiples(sum, job->x[2], job->offset, job->steps, job->codes[2], columns);
-    if (job->last)
-        store_rows(sum, other, part, end, map, map_floats, row_floats, columns, whole, true);
-    else
-        store_rows(sum, other, part, end, map, map_floats, row_floats, columns, whole, false);
+    add_middle_sides(other, sum, count);
+    target.map += job->row_floats;
+    finish_row(job, sum, 3, &target, columns, whole);
+    target.map -= job->row_floats;
+    finish_row(job, other, 0, &target, columns, whole);
 }
 
 static NEVER_INLINE void rows_tile_1(const rows_job *job) { rows_tile(job, 1, false); }

@@ -4,7 +4,8 @@
  * rows) are broadcast.
  *
  * A quad of the input is one or two registers, and what a column of taps reads of it for all places is one permutation for each of
- * the four rows. In the end sums are transposed, and the maps are those of dot rows. */
+ * the four rows. In the end sums are transposed, and the maps are those of dot rows. On maps of four columns, places at the
+ * edges leave out the column of taps that meets padding there: a sixth of the products. */
 #if LANES == 16
 
 enum {
@@ -13,6 +14,9 @@ enum {
     FEW_REGISTERS = 2,           /* of input pixels, of a quad */
     FEW_SIDES_BYTES = 128 * 1024 /* at most: half of a small second-level cache */
 };
+
+/* Places by the columns of taps that they meet. */
+typedef enum { ALL_COLUMNS, ALL_BUT_FIRST, ALL_BUT_LAST, FEW_EDGES } few_edge;
 
 /* Bits of the factors of the sides: a sign is one bit, a multiple -3 + 2 low + 4 high. */
 enum { BIT_FIRST, BIT_LAST, BIT_SUM, BIT_DIFFERENCE = BIT_SUM + 2, FACTOR_BITS = BIT_DIFFERENCE + 2 };
@@ -27,17 +31,17 @@ typedef struct {
     int registers;   /* of filters, a multiple of FEW_FILTERS */
     int places;      /* in fours */
     int steps;       /* of a filter: columns of taps of all quads */
+    bool edges;      /* rows of four pixels, three columns of taps around each of them */
     ptrdiff_t from[FEW_REGISTERS]; /* levels from those of the quad's first channel */
     __mmask16 pixels[FEW_REGISTERS];
     few_words *words; /* [register of places][column][row of four] */
     uint64_t *bits;   /* [registers of filters][bit of a factor][step][register]: of four channels of each filter */
-    int32_t *start;   /* [registers of filters][sum][filter] */
+    int32_t *start;   /* [registers of filters][edge][sum][filter] */
 } few_plan;
 
 typedef struct {
     dot_scratch dot; /* its maps */
     uint32_t *sides; /* [register of places][side][step][place] */
-    vword *factors;  /* [step][register of filters] */
     vword *sums;     /* [sum][place][register of filters] */
 } few_scratch;
 
@@ -53,6 +57,7 @@ static bool lay_out_few(const sb_conv *conv, few_plan *plan) {
     plan->registers = (conv->weight.filters + FEW_FILTERS * LANES - 1) / (FEW_FILTERS * LANES) * FEW_FILTERS;
     plan->places = (blocks * rows->view.rows * rows->view.width + 3) / 4 * 4;
     plan->steps = rows->view.quads * rows->steps;
+    plan->edges = conv->width == 4 && rows->view.width == 4 && rows->steps == 3 && conv->dilation_w == 1 && conv->pad_left == 1;
     rows->out.batches = rows->view.batches = plan->registers * LANES / DOT_FILTERS;
     for (int r = 0; r < FEW_REGISTERS; r++) {
         const int first = blocks > 1 ? 0 : r * LANES;
@@ -71,7 +76,8 @@ static double few_cost(const sb_conv *conv) {
     const rows_plan *rows = &plan.rows;
     const double k = conv->weight.blocks;
     const double stage = rows->view.quads * (30.0 + rows->registers * rows->steps * 20.0);
-    const double multiply = plan.registers * (plan.steps * (plan.places * ROWS_SIDES * 0.41 + 15.0) + rows->registers * 400.0);
+    const double places = plan.places * (plan.edges ? 5.0 / 6.0 : 1.0); /* on average over columns of taps */
+    const double multiply = plan.registers * (plan.steps * (places * ROWS_SIDES * 0.33 + 12.0) + rows->registers * 400.0);
     const double merge = conv->weight.out * rows->out.vectors * (5 + 2 * k);
     return (stage + multiply + merge + 300) / CYCLES_PER_NANOSECOND;
 }
@@ -86,7 +92,7 @@ static size_t place_few(const sb_conv *conv, uint8_t *memory, few_plan *plan) {
     rows->parts = carve(memory, &used, most * sizeof *rows->parts);
     plan->words = carve(memory, &used, (size_t)rows->registers * rows->steps * ROWS_SIDES * sizeof *plan->words);
     plan->bits = carve(memory, &used, (size_t)plan->registers * FACTOR_BITS * plan->steps * sizeof *plan->bits);
-    plan->start = carve(memory, &used, (size_t)plan->registers * 2 * LANES * sizeof *plan->start);
+    plan->start = carve(memory, &used, (size_t)plan->registers * FEW_EDGES * 2 * LANES * sizeof *plan->start);
     return used;
 }
 
@@ -112,14 +118,23 @@ static few_words find_words(const sb_conv *conv, const rows_plan *rows, int firs
     return words;
 }
 
+/* Does a column of taps count for places at an edge? */
+ALWAYS_INLINE bool meets_column(few_edge edge, int column, int columns) {
+    return edge == ALL_COLUMNS || column != (edge == ALL_BUT_FIRST ? 0 : columns - 1);
+}
+
+ALWAYS_INLINE few_edge edge_of_place(int place) {
+    return place % 4 == 0 ? ALL_BUT_FIRST : place % 4 == 3 ? ALL_BUT_LAST : ALL_COLUMNS;
+}
+
 /* The bits of one filter, and where its two sums begin (see pack_rows_filter). */
 static void pack_few_filter(const sb_conv *conv, const few_plan *plan, int filter, int place) {
     const size_t depth = (size_t)conv->weight.depth, columns = (size_t)plan->rows.steps;
     const size_t lane = (size_t)place % LANES, r = (size_t)place / LANES % FEW_FILTERS, first = (size_t)place / LANES - r;
     const size_t side_bits = (size_t)plan->steps * FEW_FILTERS;
     uint64_t *bits = plan->bits + first * FACTOR_BITS * plan->steps + r;
-    int32_t *start = plan->start + (2 * first + r) * LANES + lane;
-    int signs[2] = {0}, factors[2] = {0};
+    int32_t *start = plan->start + (2 * first * FEW_EDGES + r) * LANES + lane;
+    int signs[FEW_EDGES][2] = {{0}}, factors[FEW_EDGES][2] = {{0}};
     for (size_t step = 0; step < (size_t)plan->steps; step++) {
         const size_t channel = step / columns * 4;
         unsigned g[3];
@@ -138,11 +153,15 @@ static void pack_few_filter(const sb_conv *conv, const few_plan *plan, int filte
             at[(BIT_FIRST + side) * side_bits] |= (uint64_t)g[2 * side] << 4 * lane;
             multiple[0] |= low << 4 * lane;
             multiple[side_bits] |= high << 4 * lane;
-            signs[side] += 2 * __builtin_popcount(g[2 * side]) - 4;
-            factors[side] += sum_of_factors(codes);
+            for (few_edge edge = 0; edge < FEW_EDGES; edge++) {
+                const bool meets = meets_column(edge, (int)(step % columns), (int)columns);
+                signs[edge][side] += meets ? 2 * __builtin_popcount(g[2 * side]) - 4 : 0;
+                factors[edge][side] += meets ? sum_of_factors(codes) : 0;
+            }
         }
     }
-    start_rows_sums(conv, signs, factors, start, FEW_FILTERS * LANES);
+    for (few_edge edge = 0; edge < FEW_EDGES; edge++, start += 2 * FEW_FILTERS * LANES)
+        start_rows_sums(conv, signs[edge], factors[edge], start, FEW_FILTERS * LANES);
 }
 
 static void few_prepare(const sb_conv *conv, void *prepared) {
@@ -166,7 +185,6 @@ static size_t carve_few(const sb_conv *conv, const few_plan *plan, uint8_t *memo
     size_t used = carve_dot_scratch(conv, &rows->view, rows->out.vectors, 0, memory, &scratch->dot);
     const size_t registers = (size_t)rows->registers * ROWS_SIDES * plan->steps;
     scratch->sides = carve(memory, &used, registers * LANES * sizeof *scratch->sides);
-    scratch->factors = carve(memory, &used, (size_t)plan->steps * FEW_FILTERS * sizeof *scratch->factors);
     scratch->sums = carve(memory, &used, (size_t)rows->registers * 2 * LANES * FEW_FILTERS * sizeof *scratch->sums);
     return used;
 }
@@ -213,37 +231,47 @@ static NEVER_INLINE void stage_few(const sb_conv *conv, const few_plan *plan, co
 
 /* --------------------------------------------------------------------------------------------- multiply */
 
-/* The factors of one side, of all steps. */
-static NEVER_INLINE void expand_signs(const few_plan *plan, const uint64_t *bits, vword *factors) {
-    const __m512i plus = _mm512_set1_epi8(1), minus = _mm512_set1_epi8(-1);
-    const int count = plan->steps * FEW_FILTERS;
-    for (int i = 0; i < count; i++)
-        factors[i] = (vword)_mm512_mask_blend_epi8(bits[i], minus, plus);
-}
+/* The factors of one side: where their bits are, and what a sign stands for. */
+typedef struct {
+    const uint64_t *bits; /* [step][register of filters]; those of the higher bits of multiples come behind all others */
+    bool multiples;
+    int8_t sign;
+} few_side;
 
-static NEVER_INLINE void expand_multiples(const few_plan *plan, const uint64_t *low, vword *factors) {
+/* The factors of a register of filters for four channels. */
+ALWAYS_INLINE vword expand_factors(const uint64_t *bits, size_t all_bits, int8_t sign, const bool multiples) {
+    if (!multiples)
+        return (vword)_mm512_mask_blend_epi8(bits[0], _mm512_set1_epi8(-sign), _mm512_set1_epi8(sign));
     const __m512i least = _mm512_set1_epi8(-3), two = _mm512_set1_epi8(2), four = _mm512_set1_epi8(4);
-    const int count = plan->steps * FEW_FILTERS;
-    const uint64_t *high = low + count;
-    for (int i = 0; i < count; i++) {
-        const __m512i odd = _mm512_mask_add_epi8(least, low[i], least, two);
-        factors[i] = (vword)_mm512_mask_add_epi8(odd, high[i], odd, four);
-    }
+    const __m512i odd = _mm512_mask_add_epi8(least, bits[0], least, two);
+    return (vword)_mm512_mask_add_epi8(odd, bits[all_bits], odd, four);
 }
 
-/* Adds the products of one side to the sums of two registers of filters at `places` places, a constant of the caller. */
-ALWAYS_INLINE void few_tile(const vword *factors, const uint32_t *side, int steps, vword *sums, const int places) {
+/* Adds the products of one side to the sums of two registers of filters at `places` places, a constant of the caller. `edges`:
+ * steps come in threes, one for each column of taps, of which places at an edge leave one out. */
+ALWAYS_INLINE void few_tile(const few_side *factors, const uint32_t *side, int steps, vword *sums, const int places,
+                            const bool edges, const bool multiples) {
+    const int columns = edges ? 3 : 1;
+    const size_t all_bits = (size_t)steps * FEW_FILTERS;
+    const uint64_t *bits = factors->bits;
+    const int8_t sign = factors->sign;
     vword sum[FEW_FILTERS * FEW_PLACES];
     UNROLL
     for (int i = 0; i < FEW_FILTERS * places; i++)
         sum[i] = sums[i];
-    for (int step = 0; step < steps; step++, side += LANES, factors += FEW_FILTERS) {
-        const vword first = factors[0], second = factors[1];
+    for (int step = 0; step < steps; step += columns) {
         UNROLL
-        for (int place = 0; place < places; place++) {
-            const vword levels = (vword){0} + (int32_t)side[place];
-            sum[2 * place] = add_products(sum[2 * place], levels, first);
-            sum[2 * place + 1] = add_products(sum[2 * place + 1], levels, second);
+        for (int column = 0; column < columns; column++, side += LANES, bits += FEW_FILTERS) {
+            const vword first = expand_factors(bits, all_bits, sign, multiples);
+            const vword second = expand_factors(bits + 1, all_bits, sign, multiples);
+            UNROLL
+            for (int place = 0; place < places; place++) {
+                if (edges && !meets_column(edge_of_place(place), column, columns))
+                    continue;
+                const vword levels = (vword){0} + (int32_t)side[place];
+                sum[2 * place] = add_products(sum[2 * place], levels, first);
+                sum[2 * place + 1] = add_products(sum[2 * place + 1], levels, second);
+            }
         }
     }
     UNROLL
@@ -251,19 +279,33 @@ ALWAYS_INLINE void few_tile(const vword *factors, const uint32_t *side, int step
         sums[i] = sum[i];
 }
 
-static NEVER_INLINE void few_tile_4(const vword *factors, const uint32_t *side, int steps, vword *sums) {
-    few_tile(factors, side, steps, sums, 4);
-}
+typedef void few_tile_of(const few_side *factors, const uint32_t *side, int steps, vword *sums);
 
-static NEVER_INLINE void few_tile_8(const vword *factors, const uint32_t *side, int steps, vword *sums) {
-    few_tile(factors, side, steps, sums, 8);
-}
+#define FEW_TILE(name, places, edges, multiples)                                                                       \
+    static NEVER_INLINE void name(const few_side *factors, const uint32_t *side, int steps, vword *sums) {             \
+        few_tile(factors, side, steps, sums, places, edges, multiples);                                                \
+    }
+FEW_TILE(few_signs_4, 4, false, false)
+FEW_TILE(few_signs_8, 8, false, false)
+FEW_TILE(few_multiples_4, 4, false, true)
+FEW_TILE(few_multiples_8, 8, false, true)
+FEW_TILE(few_edge_signs_4, 4, true, false)
+FEW_TILE(few_edge_signs_8, 8, true, false)
+FEW_TILE(few_edge_multiples_4, 4, true, true)
+FEW_TILE(few_edge_multiples_8, 8, true, true)
+#undef FEW_TILE
+
+/* [edges][multiples][eight places] */
+static few_tile_of *const few_tiles[2][2][2] = {
+    {{few_signs_4, few_signs_8}, {few_multiples_4, few_multiples_8}},
+    {{few_edge_signs_4, few_edge_signs_8}, {few_edge_multiples_4, few_edge_multiples_8}}};
 
 /* One side at all places. */
-static void add_few_side(const few_plan *plan, const few_scratch *scratch, int side, vword *sums) {
+static void add_few_side(const few_plan *plan, const few_scratch *scratch, int side, few_side factors, vword *sums) {
     for (int place = 0; place < plan->places; place += FEW_PLACES, sums += FEW_FILTERS * FEW_PLACES) {
         const size_t first = ((size_t)(place / LANES) * ROWS_SIDES + side) * plan->steps * LANES + place % LANES;
-        (plan->places - place <= 4 ? few_tile_4 : few_tile_8)(scratch->factors, scratch->sides + first, plan->steps, sums);
+        few_tile_of *tile = few_tiles[plan->edges][factors.multiples][plan->places - place > 4];
+        tile(&factors, scratch->sides + first, plan->steps, sums);
     }
 }
 
@@ -287,48 +329,44 @@ ALWAYS_INLINE void transpose(vword *v) {
 }
 
 /* The maps of one register of filters at one register of places, of the upper of two rows, or of the lower. */
-static NEVER_INLINE void store_few(const few_plan *plan, const vword *sums, const vword *others, int r, bool lower, float *map) {
+static NEVER_INLINE void store_few(const few_plan *plan, const vword *sums, int r, bool lower, float *map) {
     const rows_plan *rows = &plan->rows;
     const size_t map_floats = (size_t)rows->out.vectors * LANES;
     vword v[LANES];
     UNROLL
-    for (int i = 0; i < LANES; i++) {
-        const vword a = sums[FEW_FILTERS * i], b = others[FEW_FILTERS * i];
-        v[i] = (lower ? a - b : a + b) >> 1;
-    }
+    for (int i = 0; i < LANES; i++)
+        v[i] = sums[FEW_FILTERS * i] >> 1;
     transpose(v);
     map += lower ? rows->view.width : 0;
     UNROLL
     for (int f = 0; f < LANES; f++, map += map_floats)
-        store_parts(rows->parts + rows->part_begin[r], rows->parts + rows->part_begin[r + 1], v[f], true, map, false);
+        store_parts(rows->parts + rows->part_begin[r], rows->parts + rows->part_begin[r + 1],
+                    (vword)__builtin_convertvector(v[f], vfloat), map, false);
 }
 
 /* Two registers of filters, `first` being the number of the first of their filters. */
 static void multiply_few(const few_plan *plan, const few_scratch *scratch, size_t first) {
     const size_t side_bits = (size_t)plan->steps * FEW_FILTERS;
     const uint64_t *bits = plan->bits + first / LANES * FACTOR_BITS * plan->steps;
-    const vword *start = (const vword *)(plan->start + 2 * first);
+    const vword *start = (const vword *)(plan->start + 2 * FEW_EDGES * first);
     const int count = (plan->rows.registers * LANES) * FEW_FILTERS;
-    vword *sums = scratch->sums, *others = scratch->sums + count;
+    vword *upper = scratch->sums, *lower = scratch->sums + count;
     for (int i = 0; i < count; i++) {
-        others[i] = start[i % FEW_FILTERS];
-        sums[i] = start[FEW_FILTERS + i % FEW_FILTERS];
+        const vword *begin = start + (plan->edges ? edge_of_place(i / FEW_FILTERS) : ALL_COLUMNS) * 2 * FEW_FILTERS;
+        upper[i] = begin[i % FEW_FILTERS];
+        lower[i] = begin[FEW_FILTERS + i % FEW_FILTERS];
     }
-    expand_signs(plan, bits + BIT_FIRST * side_bits, scratch->factors);
-    add_few_side(plan, scratch, 0, others);
-    expand_signs(plan, bits + BIT_LAST * side_bits, scratch->factors);
-    add_few_side(plan, scratch, 3, sums);
-    add_first_sides(sums, others, count);
-    expand_multiples(plan, bits + BIT_SUM * side_bits, scratch->factors);
-    add_few_side(plan, scratch, 1, sums);
-    expand_multiples(plan, bits + BIT_DIFFERENCE * side_bits, scratch->factors);
-    add_few_side(plan, scratch, 2, others);
+    add_few_side(plan, scratch, 1, (few_side){bits + BIT_SUM * side_bits, .multiples = true}, upper);
+    add_few_side(plan, scratch, 2, (few_side){bits + BIT_DIFFERENCE * side_bits, .multiples = true}, lower);
+    add_middle_sides(upper, lower, count);
+    add_few_side(plan, scratch, 0, (few_side){bits + BIT_FIRST * side_bits, .sign = 2}, upper);
+    add_few_side(plan, scratch, 3, (few_side){bits + BIT_LAST * side_bits, .sign = -2}, lower);
     for (int i = 0; i < plan->rows.registers * FEW_FILTERS; i++) {
         const int r = i / FEW_FILTERS, f = i % FEW_FILTERS;
         const size_t at = (size_t)r * LANES * FEW_FILTERS + f;
         float *map = scratch->dot.maps + (first + f * LANES) * plan->rows.out.vectors * LANES;
-        store_few(plan, sums + at, others + at, r, false, map);
-        store_few(plan, sums + at, others + at, r, true, map);
+        store_few(plan, upper + at, r, false, map);
+        store_few(plan, lower + at, r, true, map);
     }
 }
 

@@ -100,7 +100,7 @@ static int rows_chunk_steps(const rows_plan *plan, int chunk) {
     return dot_chunk_steps(&plan->view, chunk) / plan->view.taps * plan->steps;
 }
 
-/* Bytes of a batch of filters in a chunk: nibbles of g0, of g2, then the factors of a1 and of a2, a byte each. */
+/* Bytes of a batch of filters in a chunk: nibbles of g0, of -g2, then the factors of a1 and of a2, a byte each. */
 static size_t rows_sign_bytes(const rows_plan *plan, int chunk) {
     return (size_t)(rows_chunk_steps(plan, chunk) + 1) / 2 * DOT_FILTERS;
 }
@@ -202,11 +202,10 @@ static int sum_of_factors(unsigned code) {
     return 2 * (int)((code & 3) + (code >> 2 & 3) + (code >> 4 & 3) + (code >> 6)) - 12;
 }
 
-/* Where the two sums of a filter begin: what staging raises is taken off. */
+/* Where the two sums of a filter begin: what staging raises is taken off. `signs`: sums of those of its first and last row. */
 static void start_rows_sums(const sb_conv *conv, const int *signs, const int *factors, int32_t *start, size_t apart) {
-    const int first = conv->levels.is_signed ? 64 * factors[0] : 0, second = 64 * factors[1];
-    start[0] = -128 * signs[0] - first - second;
-    start[apart] = -128 * signs[1] + first - second;
+    start[0] = -128 * (signs[0] - signs[1]) - (conv->levels.is_signed ? 128 * factors[0] : 0);
+    start[apart] = -128 * (signs[0] + signs[1] + factors[1]);
 }
 
 /* The codes of one filter, and its starts. */
@@ -225,7 +224,7 @@ static void pack_rows_filter(const sb_conv *conv, const rows_plan *plan, int fil
             }
             for (int side = 0; side < 2; side++) {
                 const unsigned nibble = g[2 * side];
-                sign[side * sign_bytes + step / 2 * DOT_FILTERS] |= (uint8_t)(nibble << step % 2 * 4);
+                sign[side * sign_bytes + step / 2 * DOT_FILTERS] |= (uint8_t)((side ? nibble ^ 15 : nibble) << step % 2 * 4);
                 signs[side] += 2 * __builtin_popcount(nibble) - 4;
                 const uint8_t code = pack_factors(g[0], side ? ~g[1] : g[1], g[2]);
                 factor[side * rows_factor_bytes(plan, chunk)] = code;
