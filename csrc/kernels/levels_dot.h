@@ -336,7 +336,7 @@ static void (*const dot_tiles[DOT_COLUMNS + 1])(const dot_job *) = {NULL, dot_ti
 
 /* All registers of pixels of all blocks, a few at a time, with all filters that their blocks need. */
 static NEVER_INLINE void multiply_dot_chunk(const dot_plan *plan, int blocks, const dot_scratch *scratch, int bank, int chunk) {
-    const size_t bytes = dot_batch_bytes(plan, chunk), map_floats = (size_t)plan->vectors * LANES;
+    const size_t bytes = dot_batch_bytes(plan, chunk), map_floats = plan->map_floats;
     const size_t block_floats = (size_t)plan->batches * DOT_FILTERS * map_floats;
     const uint8_t *nibbles = plan->nibbles + bank * dot_bank_bytes(plan) + chunk * dot_batch_bytes(plan, 0) * plan->batches;
     const int columns = blocks * plan->vectors;
@@ -393,7 +393,7 @@ static void merge_dot_unit(const sb_conv *conv, const dot_plan *plan, const dot_
         .end = (group + 1) * per_group, .part_width = LANES, .straight = true,
     };
     for (int i = 0; i < conv->weight.blocks; i++)
-        scratch->map[i] = scratch->maps + (size_t)i * plan->batches * DOT_FILTERS * plan->vectors * LANES;
+        scratch->map[i] = scratch->maps + (size_t)i * plan->batches * DOT_FILTERS * plan->map_floats;
     for (int vector = 0; vector < plan->vectors; vector++) {
         const level_piece piece = find_dot_piece(conv, plan, unit, vector);
         if (piece.end[0] == LANES)

@@ -22,7 +22,8 @@ typedef struct {
 
 typedef struct {
     int width, rows, x_units, y_units; /* columns and rows of a unit, units beside and below each other */
-    int vectors;                       /* registers of pixels of a unit */
+    int vectors;                       /* registers of pixels of a unit, */
+    size_t map_floats;                 /* and room for them in the map of a filter */
     int taps, quads, chunk_quads, chunks;
     int batches, banks;                /* of filters; batches of one bank */
     bool by_rows;                      /* registers never run over the ends of rows: one copy serves all columns of taps */
@@ -57,6 +58,10 @@ typedef struct {
 } dot_scratch;
 
 /* ------------------------------------------------------------------------------------------------- plan */
+
+/* Maps are an odd number of registers apart: the merge reads the same pixels of many of them in turn, which at the usual powers of
+ * two would meet in a few sets of the first-level cache. */
+static size_t find_map_floats(int vectors) { return (size_t)(vectors | 1) * LANES; }
 
 /* Planes of a unit of so many rows, and the words of a quad. */
 static void plan_dot_planes(const sb_conv *conv, int rows, dot_plan *plan) {
@@ -112,6 +117,7 @@ static bool lay_out_dot(const sb_conv *conv, dot_plan *plan) {
         return false;
     plan->y_units = (conv->out_height + plan->rows - 1) / plan->rows;
     plan->vectors = (plan->rows * plan->width + LANES - 1) / LANES;
+    plan->map_floats = find_map_floats(plan->vectors);
     const int most = DOT_STAGED_BYTES / (plan->quad_words * 4);
     plan->chunks = most < 1 ? plan->quads : (plan->quads + most - 1) / most;
     plan->chunk_quads = (plan->quads + plan->chunks - 1) / plan->chunks;
@@ -215,7 +221,7 @@ static void order_dot_filters(const sb_conv *conv, dot_plan *plan) {
             const int place = plan->place[weight->index ? weight->index[at] : t], batch = place / DOT_FILTERS;
             range[0] = batch < range[0] ? batch : range[0];
             range[1] = batch < range[1] ? range[1] : batch + 1;
-            plan->map_offset[at] = (uint32_t)place * plan->vectors * LANES;
+            plan->map_offset[at] = (uint32_t)(place * plan->map_floats);
         }
     }
 }
@@ -258,13 +264,14 @@ static void dot_prepare(const sb_conv *conv, void *prepared) {
 /* Scratch for a unit of `vectors` registers of output, of which some quads are staged at a time. */
 static size_t carve_dot_scratch(const sb_conv *conv, const dot_plan *plan, int vectors, size_t quads, uint8_t *memory,
                                 dot_scratch *scratch) {
+    const size_t filters = (size_t)plan->batches * DOT_FILTERS;
     const size_t blocks = (size_t)conv->weight.blocks, columns = (size_t)(plan->width + LANES - 1) / LANES;
     size_t used = 0;
     uint32_t *interleaved = carve(memory, &used, ((size_t)plan->input_rows * plan->pitch + 2 * DOT_SLACK) * 4);
     scratch->interleaved = interleaved ? interleaved + DOT_SLACK : NULL;
     scratch->staged = carve(memory, &used, (quads * plan->quad_words + DOT_SLACK) * 4);
     scratch->staged_words = quads * plan->quad_words;
-    scratch->maps = carve(memory, &used, blocks * plan->batches * DOT_FILTERS * vectors * LANES * sizeof(float));
+    scratch->maps = carve(memory, &used, blocks * filters * find_map_floats(vectors) * sizeof(float));
     scratch->map = carve(memory, &used, blocks * sizeof *scratch->map);
     scratch->copies = carve(memory, &used, (size_t)plan->plane_rows * plan->copies * columns * sizeof *scratch->copies);
     scratch->copies_x = -1;

@@ -275,7 +275,7 @@ static NEVER_INLINE void multiply_rows_chunk(const rows_plan *plan, int blocks, 
                                              int chunk) {
     const dot_plan *view = &plan->view, *out = &plan->out;
     const int block_pixels = view->rows * view->width;
-    const size_t bytes = rows_batch_bytes(plan, chunk), map_floats = (size_t)out->vectors * LANES;
+    const size_t bytes = rows_batch_bytes(plan, chunk), map_floats = out->map_floats;
     const size_t sign_bytes = rows_sign_bytes(plan, chunk), factor_bytes = rows_factor_bytes(plan, chunk);
     const uint8_t *codes = out->nibbles + bank * rows_bank_bytes(plan) + chunk * rows_batch_bytes(plan, 0) * out->batches;
     rows_job job = {

@@ -331,7 +331,7 @@ ALWAYS_INLINE void transpose(vword *v) {
 /* The maps of one register of filters at one register of places, of the upper of two rows, or of the lower. */
 static NEVER_INLINE void store_few(const few_plan *plan, const vword *sums, int r, bool lower, float *map) {
     const rows_plan *rows = &plan->rows;
-    const size_t map_floats = (size_t)rows->out.vectors * LANES;
+    const size_t map_floats = rows->out.map_floats;
     vword v[LANES];
     UNROLL
     for (int i = 0; i < LANES; i++)
@@ -364,7 +364,7 @@ static void multiply_few(const few_plan *plan, const few_scratch *scratch, size_
     for (int i = 0; i < plan->rows.registers * FEW_FILTERS; i++) {
         const int r = i / FEW_FILTERS, f = i % FEW_FILTERS;
         const size_t at = (size_t)r * LANES * FEW_FILTERS + f;
-        float *map = scratch->dot.maps + (first + f * LANES) * plan->rows.out.vectors * LANES;
+        float *map = scratch->dot.maps + (first + f * LANES) * plan->rows.out.map_floats;
         store_few(plan, upper + at, r, false, map);
         store_few(plan, lower + at, r, true, map);
     }

@@ -87,6 +87,7 @@ static bool lay_out_rows(const sb_conv *conv, rows_plan *plan) {
     plan->out = plan->view;
     plan->out.rows = 2 * plan->view.rows;
     plan->out.vectors = (plan->out.rows * plan->out.width + LANES - 1) / LANES;
+    plan->out.map_floats = find_map_floats(plan->out.vectors);
     if ((int64_t)plan->view.quad_words * conv->weight.blocks > 2 * DOT_MOST_WORDS)
         return false;
     plan->side_words = plan->view.copies * conv->weight.blocks * plan->view.rows * plan->view.row_words;
@@ -161,7 +162,7 @@ static size_t rows_prepared_size(const sb_conv *conv) {
 /* Where the lanes of each register go. */
 static void find_parts(rows_plan *plan, int blocks) {
     const int width = plan->view.width, rows = plan->view.rows, pixels = blocks * rows * width;
-    const ptrdiff_t block_floats = (ptrdiff_t)plan->out.batches * DOT_FILTERS * plan->out.vectors * LANES;
+    const ptrdiff_t block_floats = (ptrdiff_t)(plan->out.batches * DOT_FILTERS * plan->out.map_floats);
     rows_part *part = plan->parts;
     for (int first = 0, r = 0; first < pixels; first += LANES, r++) {
         for (int lane = 0; lane < LANES && first + lane < pixels;) {
