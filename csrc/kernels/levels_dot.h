@@ -29,11 +29,6 @@ ALWAYS_INLINE __mmask16 lanes_between(int begin, int end) {
     return (__mmask16)(begin < end ? (1u << end) - (1u << begin) : 0);
 }
 
-/* Input words are the pixels of a unit moved by a constant: copies may run on over row ends. */
-static bool runs_on(const sb_conv *conv, const dot_plan *plan) {
-    return plan->x_units == 1 && conv->stride_h == 1 && conv->stride_w == 1 && conv->width == conv->out_width;
-}
-
 /* Lists what a column of taps reads of the rows of one plane, `column` being what it reads for x = 0. */
 static void list_running_copies(const sb_conv *conv, const dot_plan *plan, const dot_unit *unit, const dot_plane *plane,
                                 int column, int target, dot_scratch *scratch) {

@@ -46,9 +46,9 @@ static double dot_lanes_cost(const sb_conv *conv) {
     const double k = conv->weight.blocks, pairs = find_pairs(conv, NULL, NULL) * k;
     const double out_pixels = conv->out_height * conv->out_width;
     const double taps = conv->weight.kernel_h * conv->weight.kernel_w, calls = taps + pairs / DOT_PAIRS;
-    const double multiply = plan.registers * (plan.quads * (pairs * 0.5 + calls * 0.9) + pairs * 3 + calls * 5);
+    const double multiply = plan.registers * (plan.quads * (pairs * 0.5 + calls * 0.25) + pairs + calls * 2);
     const double stage = k * plan.quads * (conv->height * conv->width / LANES + 1) * 8.0;
-    const double merge = conv->weight.out * (out_pixels * (k + 2) * 0.25 + 5) + k * out_pixels * plan.registers * 12;
+    const double merge = conv->weight.out * (out_pixels * (k + 2) * 0.15 + 5) + k * out_pixels * plan.registers * 12;
     return (multiply + stage + merge + 300) / CYCLES_PER_NANOSECOND;
 }
 

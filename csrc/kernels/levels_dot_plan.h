@@ -140,14 +140,21 @@ static size_t dot_bank_bytes(const dot_plan *plan) {
     return ((plan->chunks - 1) * dot_batch_bytes(plan, 0) + dot_batch_bytes(plan, plan->chunks - 1)) * plan->batches;
 }
 
+/* Input words are the pixels of a unit moved by a constant: copies may run on over row ends. */
+static bool runs_on(const sb_conv *conv, const dot_plan *plan) {
+    return plan->x_units == 1 && conv->stride_h == 1 && conv->stride_w == 1 && conv->width == conv->out_width;
+}
+
 static double dot_cost(const sb_conv *conv) {
     dot_plan plan;
     if (!__builtin_cpu_supports("avx512vnni") || !conv->weight.bits || conv->weight.binary_input ||
         conv->weight.filters > UINT16_MAX || !lay_out_dot(conv, &plan))
         return -1;
     const double k = conv->weight.blocks, columns = k * plan.vectors, steps = (double)plan.quads * plan.taps;
-    const double copy = plan.by_rows ? 0 : plan.quad_words * 3.0, list = plan.by_rows ? 0 : plan.quad_words * 15.0 / LANES + 300;
-    const double stage = k * plan.quads * (copy + (double)plan.input_rows * plan.pitch * 5) / LANES;
+    const double row_registers = runs_on(conv, &plan) ? plan.width / (double)LANES : (plan.width + LANES - 1) / LANES;
+    const double copies = plan.by_rows ? 0 : plan.plane_rows * plan.copies * row_registers;
+    const double list = plan.by_rows ? 0 : copies * 15 + 300, copy = conv->stride_w > 1 ? 6 : 3;
+    const double stage = k * plan.quads * (copies * copy + (double)plan.input_rows * plan.pitch * 5 / LANES);
     const double product = columns == 1 ? 0.77 : 0.53;
     const double multiply = columns * plan.batches * DOT_FILTERS * (steps * product + plan.chunks * 3.0);
     const double merge = (double)conv->weight.out / conv->groups * plan.vectors * (5 + 2 * k);
