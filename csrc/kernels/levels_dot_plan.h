@@ -157,7 +157,7 @@ static double dot_cost(const sb_conv *conv) {
     const double stage = k * plan.quads * (copies * copy + (double)plan.input_rows * plan.pitch * 5 / LANES);
     const double product = columns == 1 ? 0.77 : 0.53;
     const double multiply = columns * plan.batches * DOT_FILTERS * (steps * product + plan.chunks * 3.0);
-    const double merge = (double)conv->weight.out / conv->groups * plan.vectors * (5 + 2 * k);
+    const double merge = (double)conv->weight.out / conv->groups * plan.vectors * (3 + 2 * k);
     return (double)plan.x_units * plan.y_units * conv->groups * (stage + list + multiply + merge) / CYCLES_PER_NANOSECOND;
 }
 

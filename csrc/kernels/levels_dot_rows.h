@@ -189,6 +189,9 @@ ALWAYS_INLINE void add_multiples(vword *sum, const uint8_t *const *at, const int
     }
 }
 
+/* What is stored in `array` is stored now, and read again where it is needed: compilers would rather keep it in registers. */
+#define IN_MEMORY(array) __asm__ volatile("" : : "r"(array) : "memory")
+
 /* Registers of pixels in maps: where the sums of one of two rows go, and come from with several chunks. */
 typedef struct {
     const rows_part *part[DOT_COLUMNS], *end[DOT_COLUMNS];
@@ -250,16 +253,22 @@ ALWAYS_INLINE void rows_tile(const rows_job *job, const int columns, const bool 
         sum[i] = (vword){0} + (job->first ? job->start[i / columns * 2] : 0);
     add_multiples(sum, job->x[1], job->offset, job->steps, job->codes[1], columns);
     UNROLL
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         other[i] = sum[i];
+    IN_MEMORY(other);
+    UNROLL
+    for (int i = 0; i < count; i++)
         sum[i] = (vword){0} + (job->first ? job->start[i / columns * 2 + 1] : 0);
-    }
     add_multiples(sum, job->x[2], job->offset, job->steps, job->codes[2], columns);
     add_middle_sides(other, sum, count);
+    IN_MEMORY(other);
     target.map += job->row_floats;
     finish_row(job, sum, 3, &target, columns, whole);
     target.map -= job->row_floats;
-    finish_row(job, other, 0, &target, columns, whole);
+    UNROLL
+    for (int i = 0; i < count; i++)
+        sum[i] = other[i];
+    finish_row(job, sum, 0, &target, columns, whole);
 }
 
 static NEVER_INLINE void rows_tile_1(const rows_job *job) { rows_tile(job, 1, false); }

@@ -78,7 +78,7 @@ static double few_cost(const sb_conv *conv) {
     const double stage = rows->view.quads * (30.0 + rows->registers * rows->steps * 20.0);
     const double places = plan.places * (plan.edges ? 5.0 / 6.0 : 1.0); /* on average over columns of taps */
     const double multiply = plan.registers * (plan.steps * (places * ROWS_SIDES * 0.53 + 3.0) + rows->registers * 400.0);
-    const double merge = conv->weight.out * rows->out.vectors * (5 + 2 * k);
+    const double merge = conv->weight.out * rows->out.vectors * (3 + 2 * k);
     return (stage + multiply + merge + 300) / CYCLES_PER_NANOSECOND;
 }
 

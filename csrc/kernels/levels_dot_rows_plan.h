@@ -131,7 +131,7 @@ static double rows_cost(const sb_conv *conv) {
     const double transform = (double)plan.view.quads * plan.side_words / LANES * (plan.picks ? 26 : 14);
     const double product = plan.registers == 1 ? 0.86 : plan.registers == 2 || plan.registers == 4 ? 0.545 : 0.53;
     const double multiply = plan.registers * plan.view.batches * DOT_FILTERS * (steps * product + plan.view.chunks * 13.0);
-    const double merge = (double)conv->weight.out / conv->groups * plan.out.vectors * (5 + 2 * k);
+    const double merge = (double)conv->weight.out / conv->groups * plan.out.vectors * (3 + 2 * k);
     return (double)plan.view.x_units * plan.view.y_units * conv->groups * (stage + transform + list + multiply + merge) /
            CYCLES_PER_NANOSECOND;
 }
