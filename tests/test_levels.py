@@ -89,6 +89,12 @@ WIDE = {
 FEW = {
     "two_blocks_of_a_register": Case(48, (4, 4), 40, blocks=2, filters=35),
     "two_blocks_of_less": Case(18, (3, 4), 9, blocks=2, filters=5),
+    "an_odd_number_of_rows_of_four": Case(7, (7, 4), 40),
+    "twelve_places_of_rows_of_four": Case(20, (6, 4), 33, padding=(0, 2, 1, 1)),
+    "rows_of_four_padded_on_one_side": Case(8, (4, 4), 6, padding=(1, 1, 0, 2), blocks=2),
+    "rows_of_four_under_taps_apart": Case(8, (4, 4), 6, padding=(1, 1, 2, 2), dilation=(1, 2), blocks=2),
+    "four_columns_of_six": Case(8, (4, 6), 6, padding=(1, 1, 0, 0)),
+    "four_columns_of_three": Case(8, (4, 3), 6, padding=(1, 1, 1, 2), blocks=2),
     "more_pixels_than_a_register": Case(13, (4, 8), 70),
     "rows_left_over": Case(7, (5, 5), 6, padding=(0, 1, 2, 0)),
     "an_output_of_several_registers": Case(8, (4, 4), 6, padding=(3, 3, 3, 3), blocks=2),
@@ -157,18 +163,18 @@ def test_the_largest_sums_do_not_overflow(positive: bool, levels: Levels, row: s
 
 @pytest.mark.parametrize("levels", [Levels(1.0), Levels(1.0, signed=True)], ids=["unsigned", "signed"])
 @pytest.mark.parametrize("period", [1, 2, 3])
-@pytest.mark.parametrize(("kernel", "width"), [("dot rows", 17), ("dot rows lanes", 3)])
+@pytest.mark.parametrize(("kernel", "width"), [("dot rows", 17), ("dot rows lanes", 3), ("dot rows lanes", 4)])
 def test_differences_of_rows_fit_bytes(
     kernel: str, width: int, period: int, levels: Levels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows at one end of the range beside rows at the other: sums and differences of them are taken."""
     skip_where_missing(kernel, ROWS[-1])
-    x = np.full((1, 16, 9, width), 1e9, np.float32)
-    x[:, :, np.arange(9) // period % 2 == 1] = -1e9
+    x = np.full((1, 16, 7, width), 1e9, np.float32)
+    x[:, :, np.arange(7) // period % 2 == 1] = -1e9
     weight = r.Binary(np.random.default_rng(0).choice(np.array([-1, 1], np.int8), (9, 16, 3, 3)))
     conv = r.Conv(inputs=(0,), weight=weight, padding=(1, 1, 1, 1), levels=levels)
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
-    assert check_exactly(Program((16, 9, width), (conv,)), ROWS[-1], x) == kernel
+    assert check_exactly(Program((16, 7, width), (conv,)), ROWS[-1], x) == kernel
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -2,7 +2,7 @@
 
 enum {
     ROWS_SIDES = 4,
-    ROWS_NUMBERS = 1 << 23, /* of a filter at most: twice its sum fits 32 bits */
+    ROWS_NUMBERS = 1 << 21, /* of a filter at most: what is added up on the way to its sums fits 32 bits */
 };
 
 typedef uint8_t vsides __attribute__((vector_size(64), may_alias)); /* sums and differences of levels, modulo 256 */
