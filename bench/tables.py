@@ -58,7 +58,11 @@ def fresh(document: Path, results: Sequence[Json]) -> str:
     """The text of a document with its tables generated anew."""
 
     def table(name: str) -> str:
-        of_all = {"processors": lambda: processors(results), "steps": lambda: steps(load_results(train_step.RESULTS))}
+        of_all = {
+            "processors": lambda: processors(results),
+            "steps": lambda: steps(load_results(train_step.RESULTS)),
+            "ways": lambda: ways(load_results(train_step.RESULTS)),
+        }
         return of_all[name]() if name in of_all else TABLES[name](results[0])
 
     return replace_marked(document.read_text(encoding="utf-8"), "bench", table, document.name)
@@ -116,6 +120,16 @@ def steps(results: Sequence[Json]) -> str:
             [network, *(f"{max(one['images_per_second'].values()):.0f} ({one['of_dense']:.2f}×)" for one in found)]
         )
     return _markdown(["VGG-16", *(f"{name}, {_processor({'machine': result})}" for result, name in measured)], rows)
+
+
+def ways(results: Sequence[Json]) -> str:
+    """Images per second of one network whose training step is taken in several ways."""
+    measured = [(result, name) for result in results for name in train_step.DTYPES if name in result.get("ways", {})]
+    rows = []
+    for way in dict.fromkeys(way for result, name in measured for way in result["ways"][name]):
+        found = [(result["ways"][name].get(way), result["ways"][name][train_step.AS_FIT]) for result, name in measured]
+        rows.append([way, *(f"{rate:.0f} ({rate / usual:.2f}×)" if rate else "" for rate, usual in found)])
+    return _markdown(["", *(f"{name}, {_processor({'machine': result})}" for result, name in measured)], rows)
 
 
 def latency(result: Json) -> str:
