@@ -447,6 +447,14 @@ def test_training_steps_of_several_processors() -> None:
     assert plain_name("Intel(R) Xeon(R) Processor", "avx512") == "intel-xeon-avx512"
 
 
+def test_ways_of_taking_a_training_step() -> None:
+    new = {"float32": {train_step.AS_FIT: 200.0, "contiguous": 150.0}, "bfloat16": {train_step.AS_FIT: 400.0}}
+    table = tables.ways([{"cpu": "new", "ways": new}, {"cpu": "without"}])
+    assert "|  | float32, new | bfloat16, new |" in table
+    assert f"| {train_step.AS_FIT} | 200 (1.00×) | 400 (1.00×) |" in table
+    assert "| contiguous | 150 (0.75×) |  |" in table
+
+
 def test_a_network_measured_anew_takes_the_place_of_the_old_one() -> None:
     here = {"cpu": "a", "isa": "avx2", "versions": {}, "commit": "1"}
     first = merged(None, {"name": "resnet18-224", "bytes": 1}, here)

@@ -3,7 +3,7 @@
 enum {
     DOT_WIDTH = 256,               /* columns of a unit at most: a multiple of LANES */
     DOT_PIXELS = 1024,             /* of a unit at most, where it has several rows */
-    DOT_STAGED_BYTES = 32 * 1024,  /* of a chunk of one input block: stays in the first-level cache */
+    DOT_STAGED_BYTES = 40 * 1024,  /* of a chunk of one input block: stays in the first-level cache */
     DOT_MOST_WORDS = 1 << 16,      /* of one quad: beyond are kernels and dilations that nobody has */
     DOT_SLACK = 2 * LANES,         /* words before and behind buffers, read or written for nothing */
     DOT_FILTERS = 8,               /* that share the loads of levels: a batch */
