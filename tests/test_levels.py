@@ -76,7 +76,9 @@ WIDE = {
     "strided_units_beside_each_other": Case(8, (5, 601), 6, stride=(2, 2), blocks=2),
     "every_third_column_of_units": Case(4, (4, 800), 5, stride=(1, 3), padding=(0, 1, 2, 3)),
     "several_chunks": Case(520, (9, 9), 6, blocks=2, filters=5),
-    "several_chunks_of_whole_registers": Case(400, (6, 32), 6, blocks=2, filters=5),
+    "several_chunks_of_whole_registers": Case(800, (6, 32), 6, blocks=2, filters=5),
+    "units_whose_rows_do_not_fill_registers": Case(384, (27, 14), 6, groups=2, blocks=2),
+    "three_quads_of_every_second_column": Case(12, (9, 10), 5, stride=(1, 2)),
     "one_row_of_pixels_in_chunks": Case(1028, (1, 40), 7, kernel=(1, 9), padding=(0, 0, 4, 4), filters=3),
     "units_of_rows": Case(48, (50, 32), 9, blocks=3, filters=13),
     "filters_of_one_block_only": Case(32, (10, 12), 9, blocks=2, filters=40),
@@ -93,6 +95,7 @@ FEW = {
     "twelve_places_of_rows_of_four": Case(20, (6, 4), 33, padding=(0, 2, 1, 1)),
     "rows_of_four_padded_on_one_side": Case(8, (4, 4), 6, padding=(1, 1, 0, 2), blocks=2),
     "rows_of_four_under_taps_apart": Case(8, (4, 4), 6, padding=(1, 1, 2, 2), dilation=(1, 2), blocks=2),
+    "rows_of_four_of_every_second_column": Case(8, (4, 4), 6, stride=(1, 2), padding=(1, 1, 1, 4), blocks=2),
     "four_columns_of_six": Case(8, (4, 6), 6, padding=(1, 1, 0, 0)),
     "four_columns_of_three": Case(8, (4, 3), 6, padding=(1, 1, 1, 2), blocks=2),
     "more_pixels_than_a_register": Case(13, (4, 8), 70),
@@ -186,6 +189,21 @@ def test_sums_of_31_bits(kernel: str, row: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SUBBIT_KERNEL", kernel)
     net = subbit.load(encode(Program((depth, 3, 1), (conv,))), isa=row)
     assert net(np.full((depth, 3, 1), 1e9, np.float32)).item() == np.float32(127 * 3 * depth)
+
+
+@pytest.mark.parametrize("levels", [Levels(1.0), Levels(1.0, signed=True)], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("middle", [-1, 1])
+def test_the_largest_filters_of_two_rows_at_once(middle: int, levels: Levels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^21 numbers, as many as `dot rows` takes: what is added up on the way is several times their sum."""
+    skip_where_missing("dot rows", ROWS[-1])
+    monkeypatch.setenv("SUBBIT_KERNEL", "dot rows")
+    depth = 2**21 // 3
+    weight = np.ones((1, depth, 3, 1), np.int8)
+    weight[:, :, 1] = middle
+    conv = r.Conv(inputs=(0,), weight=r.Binary(weight), padding=(1, 1, 0, 0), levels=levels)
+    x = np.full((1, depth, 4, 1), 1e9, np.float32)
+    x[:, :, 1::2] = -1e9
+    assert check_exactly(Program((depth, 4, 1), (conv,)), ROWS[-1], x) == "dot rows"
 
 
 @pytest.mark.parametrize("row", EVERY_ROW)

@@ -3,7 +3,7 @@
 enum {
     DOT_WIDTH = 256,               /* columns of a unit at most: a multiple of LANES */
     DOT_PIXELS = 1024,             /* of a unit at most, where it has several rows */
-    DOT_STAGED_BYTES = 40 * 1024,  /* of a chunk of one input block: stays in the first-level cache */
+    DOT_STAGED_BYTES = 40 * 1024,  /* of a chunk of one input block: most of a first-level cache */
     DOT_MOST_WORDS = 1 << 16,      /* of one quad: beyond are kernels and dilations that nobody has */
     DOT_SLACK = 2 * LANES,         /* words before and behind buffers, read or written for nothing */
     DOT_FILTERS = 8,               /* that share the loads of levels: a batch */
@@ -51,7 +51,7 @@ typedef struct {
     uint32_t *interleaved; /* one quad: [input row][pixel] */
     uint32_t *staged;      /* [input block][quad of the chunk][plane][copy][row][pixel] */
     size_t staged_words;
-    float *maps;           /* [input block][filter][register][lane]; whole numbers until the last chunk */
+    float *maps;           /* [input block][filter][register][lane], map_floats apart; whole numbers until the last chunk */
     const float **map;     /* [input block] */
     dot_copy *copies;
     int copies_count, copies_x; /* copies_x: they serve all units in this column that lie inside the input; -1: none */
@@ -268,8 +268,8 @@ static void dot_prepare(const sb_conv *conv, void *prepared) {
     }
 }
 
-/* Scratch for a unit of `vectors` registers of output, of which some quads are staged at a time. */
-static size_t carve_dot_scratch(const sb_conv *conv, const dot_plan *plan, int vectors, size_t quads, uint8_t *memory,
+/* Scratch for a unit, of which some quads are staged at a time. Its maps may be larger than those of the plan that stages. */
+static size_t carve_dot_scratch(const sb_conv *conv, const dot_plan *plan, size_t map_floats, size_t quads, uint8_t *memory,
                                 dot_scratch *scratch) {
     const size_t filters = (size_t)plan->batches * DOT_FILTERS;
     const size_t blocks = (size_t)conv->weight.blocks, columns = (size_t)(plan->width + LANES - 1) / LANES;
@@ -278,7 +278,7 @@ static size_t carve_dot_scratch(const sb_conv *conv, const dot_plan *plan, int v
     scratch->interleaved = interleaved ? interleaved + DOT_SLACK : NULL;
     scratch->staged = carve(memory, &used, (quads * plan->quad_words + DOT_SLACK) * 4);
     scratch->staged_words = quads * plan->quad_words;
-    scratch->maps = carve(memory, &used, blocks * filters * find_map_floats(vectors) * sizeof(float));
+    scratch->maps = carve(memory, &used, blocks * filters * map_floats * sizeof(float));
     scratch->map = carve(memory, &used, blocks * sizeof *scratch->map);
     scratch->copies = carve(memory, &used, (size_t)plan->plane_rows * plan->copies * columns * sizeof *scratch->copies);
     scratch->copies_x = -1;
@@ -286,7 +286,8 @@ static size_t carve_dot_scratch(const sb_conv *conv, const dot_plan *plan, int v
 }
 
 static size_t carve_dot(const sb_conv *conv, const dot_plan *plan, uint8_t *memory, dot_scratch *scratch) {
-    return carve_dot_scratch(conv, plan, plan->vectors, (size_t)conv->weight.blocks * plan->chunk_quads, memory, scratch);
+    const size_t quads = (size_t)conv->weight.blocks * plan->chunk_quads;
+    return carve_dot_scratch(conv, plan, plan->map_floats, quads, memory, scratch);
 }
 
 static size_t dot_scratch_size(const sb_conv *conv) {

@@ -8,8 +8,8 @@
  *
  * The left factors are small odd numbers, the right ones ("sides") fit a byte: differences are staged 128 higher, and so are
  * sums of signed levels. Two sums are kept per filter and register of pixels. They begin as a1 and a2, become a1 + a2 and
- * a1 - a2, and go on with 2 a0 and -2 a3: they are then twice the two rows. One of them is in registers
- * at a time, so that as many filters share the loads as in the dot kernel.
+ * a1 - a2, and go on with 2 a0 and -2 a3: they are then twice the two rows. One of them is in registers at a time, so that
+ * as many filters share the loads as in the dot kernel.
  *
  * Staging is that of the dot kernel for the convolution with four rows of taps and a stride of two rows ("the view"), or, for
  * most maps whose rows do not fill registers, words are picked from the interleaved input without being staged. The
@@ -189,10 +189,8 @@ ALWAYS_INLINE void add_multiples(vword *sum, const uint8_t *const *at, const int
     }
 }
 
-/* What is stored in `array` is stored now, and read again where it is needed: compilers would rather keep it in registers. */
-#define IN_MEMORY(array) __asm__ volatile("" : : "r"(array) : "memory")
-
-/* Registers of pixels in maps: where the sums of one of two rows go, and come from with several chunks. */
+/* Registers of pixels in maps: where the sums of one of two rows go, and come from with several chunks. A copy of what the job
+ * has: for all that the compiler knows, a register that is stored may be part of the job. */
 typedef struct {
     const rows_part *part[DOT_COLUMNS], *end[DOT_COLUMNS];
     float *map; /* of the first filter */
@@ -210,7 +208,7 @@ ALWAYS_INLINE void load_row(vword *sum, const rows_target *from, const int colum
 
 /* Whole numbers, twice the sums, until the last chunk makes them floats. */
 ALWAYS_INLINE void store_row(const vword *sum, const rows_target *to, const int columns, const bool whole, const bool last) {
-    rows_part first[DOT_COLUMNS]; /* copies: for all that the compiler knows, a register that is stored may be part of it */
+    rows_part first[DOT_COLUMNS]; /* copies again, for the same reason */
     UNROLL
     for (int c = 0; c < columns; c++)
         first[c] = *to->part[c];

@@ -10,7 +10,7 @@
 
 enum {
     FEW_FILTERS = 2,             /* registers of filters that share the loads of places, */
-    FEW_PLACES = 8,              /* of which so many share the loads of factors */
+    FEW_PLACES = 8,              /* of which so many share factors that are expanded */
     FEW_REGISTERS = 2,           /* of input pixels, of a quad */
     FEW_SIDES_BYTES = 128 * 1024 /* at most: half of a small second-level cache */
 };
@@ -182,7 +182,7 @@ static void few_prepare(const sb_conv *conv, void *prepared) {
 
 static size_t carve_few(const sb_conv *conv, const few_plan *plan, uint8_t *memory, few_scratch *scratch) {
     const rows_plan *rows = &plan->rows;
-    size_t used = carve_dot_scratch(conv, &rows->view, rows->out.vectors, 0, memory, &scratch->dot);
+    size_t used = carve_dot_scratch(conv, &rows->view, rows->out.map_floats, 0, memory, &scratch->dot);
     const size_t registers = (size_t)rows->registers * ROWS_SIDES * plan->steps;
     scratch->sides = carve(memory, &used, registers * LANES * sizeof *scratch->sides);
     scratch->sums = carve(memory, &used, (size_t)rows->registers * 2 * LANES * FEW_FILTERS * sizeof *scratch->sums);
@@ -234,8 +234,7 @@ static NEVER_INLINE void stage_few(const sb_conv *conv, const few_plan *plan, co
 /* The factors of one side: where their bits are, and what a sign stands for. */
 typedef struct {
     const uint64_t *bits; /* [step][register of filters]; those of the higher bits of multiples come behind all others */
-    bool multiples;
-    int8_t sign;
+    int8_t sign; /* 0: not signs but multiples */
 } few_side;
 
 /* The factors of a register of filters for four channels. */
@@ -304,7 +303,7 @@ static few_tile_of *const few_tiles[2][2][2] = {
 static void add_few_side(const few_plan *plan, const few_scratch *scratch, int side, few_side factors, vword *sums) {
     for (int place = 0; place < plan->places; place += FEW_PLACES, sums += FEW_FILTERS * FEW_PLACES) {
         const size_t first = ((size_t)(place / LANES) * ROWS_SIDES + side) * plan->steps * LANES + place % LANES;
-        few_tile_of *tile = few_tiles[plan->edges][factors.multiples][plan->places - place > 4];
+        few_tile_of *tile = few_tiles[plan->edges][factors.sign == 0][plan->places - place > 4];
         tile(&factors, scratch->sides + first, plan->steps, sums);
     }
 }
@@ -356,11 +355,11 @@ static void multiply_few(const few_plan *plan, const few_scratch *scratch, size_
         upper[i] = begin[i % FEW_FILTERS];
         lower[i] = begin[FEW_FILTERS + i % FEW_FILTERS];
     }
-    add_few_side(plan, scratch, 1, (few_side){bits + BIT_SUM * side_bits, .multiples = true}, upper);
-    add_few_side(plan, scratch, 2, (few_side){bits + BIT_DIFFERENCE * side_bits, .multiples = true}, lower);
+    add_few_side(plan, scratch, 1, (few_side){.bits = bits + BIT_SUM * side_bits}, upper);
+    add_few_side(plan, scratch, 2, (few_side){.bits = bits + BIT_DIFFERENCE * side_bits}, lower);
     add_middle_sides(upper, lower, count);
-    add_few_side(plan, scratch, 0, (few_side){bits + BIT_FIRST * side_bits, .sign = 2}, upper);
-    add_few_side(plan, scratch, 3, (few_side){bits + BIT_LAST * side_bits, .sign = -2}, lower);
+    add_few_side(plan, scratch, 0, (few_side){bits + BIT_FIRST * side_bits, 2}, upper);
+    add_few_side(plan, scratch, 3, (few_side){bits + BIT_LAST * side_bits, -2}, lower);
     for (int i = 0; i < plan->rows.registers * FEW_FILTERS; i++) {
         const int r = i / FEW_FILTERS, f = i % FEW_FILTERS;
         const size_t at = (size_t)r * LANES * FEW_FILTERS + f;

@@ -262,7 +262,7 @@ static void rows_prepare(const sb_conv *conv, void *prepared) {
 }
 
 static size_t carve_rows(const sb_conv *conv, const rows_plan *plan, uint8_t *memory, rows_scratch *scratch) {
-    size_t used = carve_dot_scratch(conv, &plan->view, plan->out.vectors, 1, memory, &scratch->dot);
+    size_t used = carve_dot_scratch(conv, &plan->view, plan->out.map_floats, 1, memory, &scratch->dot);
     const size_t words = (size_t)plan->view.chunk_quads * ROWS_SIDES * plan->side_words;
     scratch->sides = carve(memory, &used, (words + DOT_SLACK) * sizeof *scratch->sides);
     scratch->masks = carve(memory, &used, (size_t)plan->block_registers * plan->steps * sizeof *scratch->masks);

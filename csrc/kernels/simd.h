@@ -47,6 +47,10 @@
 #define KEEP(vector) __asm__("" : "+w"(vector))
 #endif
 
+/* What was stored in an array is in memory now, and is read again where it is needed: left alone, compilers keep copies of large
+ * ones in registers and spill them one by one. */
+#define IN_MEMORY(array) __asm__ volatile("" : : "r"(array) : "memory")
+
 /* floatN is aligned, floatN_u may start at any float. Both may alias arrays of floats. */
 #define DECLARE_VECTOR(n)                                                                                              \
     typedef float float##n __attribute__((vector_size(4 * n), may_alias));                                             \
