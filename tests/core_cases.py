@@ -219,6 +219,9 @@ CASES: dict[str, Callable[[], r.Program]] = {
         (4, 6, 6), conv(r.Binary(signs(4, 4, 3, 3)), levels=FINE), r.Activation(inputs=(1,), function="silu"),
         conv_of(2, r.Binary(signs(4, 4, 1, 1)), levels=r.Levels(0.1, signed=True)),
     ),
+    "single_pixel_in_padding": lambda: program(
+        (2, 1, 1), conv(r.Dense(reals(3, 2, 1, 1)), stride=(2, 1), padding=(1, 0, 0, 0))
+    ),
 }  # fmt: skip
 
 

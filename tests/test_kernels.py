@@ -487,6 +487,14 @@ def test_depthwise_layers_have_their_own_kernel(row: str) -> None:
     assert check(single.program("stacked"), row) == "table"
 
 
+@pytest.mark.parametrize("row", ROWS)
+def test_one_filter_of_many_depthwise_channels_takes_no_memory_for_each(row: str) -> None:
+    shared = Stacked(np.ones((1, 1, 63, 63), np.float32), np.zeros((65535, 1), int), None)
+    op = Conv(inputs=(0,), weight=shared, padding=(31, 31, 31, 31), groups=65535)
+    net = load(encode(Program((65535, 2, 2), (op,), storage="f16")), isa=row)
+    assert net.memory < 20e6
+
+
 @pytest.mark.skipif("avx2" not in ROWS, reason="a choice for registers of 8 lanes")
 def test_many_filters_pay_for_larger_tables() -> None:
     many, few = (Case(128, (8, 8), 128, blocks=2, filters=filters) for filters in (128, 4))

@@ -27,6 +27,10 @@ static int depthwise_vectors(const sb_conv *conv, const flat_plan *plan, int row
     return ((rows - 1) * plan->pitch + conv->out_width + LANES - 1) / LANES;
 }
 
+/* Values are unpacked once where each filter has its own; bits, and filters of which many may be made of few stored values,
+ * whenever it is their turn: prepared memory never grows beyond what is stored. */
+static bool unpacks_once(const sb_weight *weight) { return weight->values && !weight->index; }
+
 static double depthwise_cost(const sb_conv *conv) {
     const int taps = conv->weight.kernel_h * conv->weight.kernel_w;
     if (!is_depthwise(conv))
@@ -37,20 +41,19 @@ static double depthwise_cost(const sb_conv *conv) {
     const double row = strided ? plan.pitch * 1.5 : (double)(plan.pitch / LANES + 1) * 3;
     const double stage = planes_read(conv) * plan.staged_rows * (row + 3);
     const double vectors = depthwise_vectors(conv, &plan, plan.band_rows);
-    const double slide = vectors * (taps + 2.0) + (conv->weight.values ? 0 : taps * 10) + 20;
+    const double slide = vectors * (taps + 2.0) + (unpacks_once(&conv->weight) ? 0 : taps * 10) + 20;
     const double write = (double)plan.band_rows * ((conv->out_width + LANES - 1) / LANES) * 6 + 20;
     return bands * (conv->groups * stage + conv->weight.out * (slide + write)) / CYCLES_PER_NANOSECOND;
 }
 
-/* Values are unpacked once; bits, a few per filter, whenever it is their turn. */
 static size_t depthwise_prepared_size(const sb_conv *conv) {
     const sb_weight *weight = &conv->weight;
-    return weight->values ? (size_t)weight->out * weight->kernel_h * weight->kernel_w * sizeof(float) : 0;
+    return unpacks_once(weight) ? (size_t)weight->out * weight->kernel_h * weight->kernel_w * sizeof(float) : 0;
 }
 
 static void depthwise_prepare(const sb_conv *conv, void *prepared) {
     const size_t taps = (size_t)conv->weight.kernel_h * conv->weight.kernel_w;
-    if (conv->weight.values)
+    if (unpacks_once(&conv->weight))
         for (size_t t = 0; t < (size_t)conv->weight.out; t++)
             unpack_filter(&conv->weight, t, (float *)prepared + t * taps);
 }
@@ -221,7 +224,7 @@ static void depthwise_run_pieces(const sb_conv *conv, int32_t first, int32_t las
             stage_channel(conv, &plan, in + (size_t)group * conv->height * conv->width, y, scratch.staged);
             for (int t = group * per_group; t < (group + 1) * per_group; t++) {
                 const float *filter = scratch.filter;
-                if (conv->weight.values)
+                if (unpacks_once(&conv->weight))
                     filter = (const float *)conv->prepared + (size_t)t * taps;
                 else
                     unpack_filter(&conv->weight, (size_t)t, scratch.filter);

@@ -226,6 +226,8 @@ static NEVER_INLINE void build_strip_sides(const sb_conv *conv, const strip_plan
     for (int c = 0; c < view->channels; c++, planes += channel_floats)
         for (int phase = 0; phase < phases; phase++)
             for (int x_phase = 0; x_phase < columns; x_phase++, to += plan->count * side_floats) {
+                if (columns > 1 && !reads_column_phase(conv, x_phase))
+                    continue; /* nor is it staged */
                 const float *row[STRIP_SIDES];
                 for (int i = 0; i < plan->count; i++) {
                     const int y = phase + i * phases - conv->pad_top, first = floor_divide(y, stride);

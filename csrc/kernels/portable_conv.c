@@ -115,7 +115,8 @@ static void convolve(const void *opaque, int64_t block, int32_t number, float *m
     const float *in = s->in + block * weight->depth * plane;
     load_filter(weight, number, s->filter);
     memset(map, 0, sizeof(float) * (size_t)conv->out_height * (size_t)conv->out_width);
-    if (plane == 1 && filter_size(weight) == weight->depth && conv->out_height == 1 && conv->out_width == 1) {
+    if (plane == 1 && filter_size(weight) == weight->depth && conv->out_height == 1 && conv->out_width == 1 &&
+        !conv->pad_top && !conv->pad_left) {
         for (int32_t c = 0; c < weight->depth; c++) map[0] += s->filter[c] * in[c]; /* a fully connected layer */
         return;
     }
