@@ -342,6 +342,8 @@ def test_accuracy_on_a_data_set(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (("--batch", "0"), "--batch '0': give positive numbers"),
         (("--threads", "two"), "--threads 'two': give positive numbers"),
         (("--seconds", "0"), "seconds=0.0: a positive time is needed"),
+        (("--seconds", "nan"), "seconds=nan: a positive time is needed"),
+        (("--seconds", "inf"), "seconds=inf: a positive time is needed"),
         (
             ("--data", "digits"),
             "digits has images of shape (1, 28, 28) and 10 classes, but this network maps (3, 12, 12)",

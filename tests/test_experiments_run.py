@@ -188,12 +188,16 @@ def test_the_list_names_every_spec(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with pytest.raises(SystemExit):
         main(["reproduce", "--list", "--json"])
     assert {line["spec"] for line in json.loads(capsys.readouterr().out)} == set(names)
+    with pytest.raises(SystemExit):
+        main(["reproduce", "mnist", "--list", "--json"])
+    assert [line["spec"] for line in json.loads(capsys.readouterr().out)] == ["mnist"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["reproduce"], "which table?"),
+        (["reproduce", "minst", "--list"], "minst"),
         (["reproduce", "mnist", "--seeds", "a"], "--seeds 'a': give numbers from 0"),
         (["reproduce", "mnist", "--rows", "slbf-1-0.3"], "did you mean 'slbf-1-0.25'"),
         (["report", "--check"], "--check needs --update FILE"),

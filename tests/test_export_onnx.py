@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from subbit.methods import BNN, SLBF, LegoNet
 from subbit.nn import reference
 from subbit.nn.compress import compress
 from subbit.nn.pack import to_program
-from subbit.records import Dense, Program, Weight
+from subbit.records import Dense, Program, Upsample, Weight
 from tests.core_cases import reals, shared, stacked
 from tests.zoo_models import FAMILIES, INPUTS, UNTRACEABLE, build
 
@@ -67,3 +68,11 @@ def test_unknown_form_is_refused() -> None:
     program = to_program(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1)), (1, 2, 2))
     with pytest.raises(ConfigError, match="form='stakced': choose one of 'dense', 'stacked'"):
         export.to_onnx(program, "stakced")
+
+
+@pytest.mark.parametrize(("before", "after"), [(19, 37), (7, 29), (10, 7)])
+def test_sizes_that_a_rounded_scale_would_miss(before: int, after: int) -> None:
+    op = Upsample(inputs=(0,), mode="bilinear", output=(after, after))
+    program = Program((2, before, before), (op,))
+    onnx.checker.check_model(export.to_onnx(program, "dense"), full_check=True)
+    check(program, "dense")

@@ -458,6 +458,9 @@ def test_pack_with_int8(tmp_path: Path) -> None:
     plain = subbit.pack(model, tmp_path / "plain.sbit", example=shape)
     packed = subbit.pack(model, tmp_path / "int.sbit", example=shape, int8=True, calibrate=images)
     batches = subbit.pack(model, tmp_path / "same.sbit", example=shape, int8=True, calibrate=[images[:8], images[8:]])
+    labelled = [(images[:8], torch.zeros(8)), [images[8:], torch.zeros(len(images) - 8)]]  # as data loaders give them
+    subbit.pack(model, tmp_path / "labelled.sbit", example=shape, int8=True, calibrate=labelled)
+    assert (tmp_path / "labelled.sbit").read_bytes() == (tmp_path / "same.sbit").read_bytes()
     assert packed.path.read_bytes() == batches.path.read_bytes()
     layers = [op for op in packed.program.weighted() if op.levels is not None]
     assert [op.name for op in layers] == ["3", "7"]

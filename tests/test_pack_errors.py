@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 import subbit
 from subbit.errors import PackError
-from subbit.methods import SLBF
+from subbit.methods import BNN, SLBF
 from subbit.nn.pack import input_shape, pack, to_program
 from tests.zoo_models import INPUTS, build
 
@@ -288,3 +289,33 @@ def test_wrappers_are_looked_through() -> None:
     wrappers: list[Any] = [torch.compile(model, backend="eager"), nn.DataParallel(model)]
     for wrapped in wrappers:
         assert subbit.format.encode(to_program(wrapped, IMAGE)) == expected
+
+
+PICTURE = subbit.records.Preprocessing((0.5,), (0.2,), (28, 28))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": ["a"]}, r"labels: 1 names for an output of shape \(3,\)"),
+        ({"labels": "abc"}, "is one string"),
+        ({"labels": [0, 1, 2]}, "labels: 0 is not a name"),
+        ({"preprocessing": replace(PICTURE, mean=(0.5,) * 3, std=(0.2,) * 3)}, "3 means, 3 deviations"),
+        ({"preprocessing": replace(PICTURE, size=(32, 32))}, r"the size \(32, 32\)"),
+        ({"preprocessing": ((0.5,), (0.2,), (28, 28))}, "give a subbit.records.Preprocessing"),
+        ({"preprocessing": replace(PICTURE, size=28)}, "give a subbit.records.Preprocessing"),  # type: ignore[arg-type]
+    ],
+)
+def test_labels_and_pictures_of_another_network(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 3))
+    with pytest.raises(PackError, match=message):
+        pack(model, tmp_path / "net.sbit", example=(1, 28, 28), **options)
+    assert not list(tmp_path.iterdir())
+    pack(model, tmp_path / "net.sbit", example=(1, 28, 28), labels=["a", "b", "c"], preprocessing=PICTURE)
+
+
+def test_signs_of_a_gelu_are_warned_of() -> None:
+    layers = [nn.Conv2d(3, 8, 3), nn.GELU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)]
+    model = subbit.compress(nn.Sequential(*layers), BNN(), keep=["5"]).eval()
+    with pytest.warns(UserWarning, match="3 takes the signs of a GELU"):
+        to_program(model, (3, 12, 12))

@@ -480,3 +480,9 @@ def test_an_accelerator_that_is_not_there_is_a_plain_error(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="do not fit this machine"):
         fit(tiny.settings(accelerator="gpu"), out=tmp_path / "run", data=tiny.digits())
     assert not (tmp_path / "run").exists()
+
+
+def test_images_that_the_network_does_not_take(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not take images of shape \(1, 8, 8\), with which start_size begins"):
+        fit(tiny.settings(start_size=8), out=tmp_path / "run", data=tiny.digits())
+    assert not list(tmp_path.iterdir())

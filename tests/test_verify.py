@@ -215,3 +215,19 @@ def test_pack_refuses_an_unknown_storage(run_folder: Path, tmp_path: Path) -> No
 def test_a_program_without_operations() -> None:
     program = Program(input_shape=(3, 4, 4), ops=())
     assert compare(subbit.load(encode(program)), nn.Identity(), torch.randn(2, 3, 4, 4)).ok
+
+
+def test_a_file_of_one_of_several_outputs() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 5, 1)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"first": self.first(x), "second": self.second(x)}
+
+    model, x = Heads().eval(), torch.randn(2, 3, 8, 8)
+    net = subbit.load(encode(subbit.nn.pack.to_program(model, (3, 8, 8), output="second")))
+    assert compare(net, model, x, output="second").ok
+    with pytest.raises(ModelError, match="not of this network"):
+        compare(net, model, x, output="first")

@@ -57,7 +57,7 @@ def calibrated(program: Program, images: Any) -> Program:
     """`program` with levels for every layer that gains from them; the others stay as they are.
 
     `images` are inputs as the network takes them: an array (N, *input_shape), or an iterable of such arrays (or
-    tensors). Ranges are those of the fp32 network.
+    tensors), alone or with labels behind them. Ranges are those of the fp32 network.
     """
     plain = without_levels(program)
     layers = [op for op in plain.weighted() if takes_levels(op)]
@@ -128,6 +128,8 @@ def _batches(images: Any, shape: tuple[int, ...]) -> Iterator[Float32]:
     if not whole and not isinstance(images, Iterable):
         raise PackError(f"calibration images are a {type(images).__name__}: give an array, or batches of them")
     for part in [images] if whole else images:
+        if isinstance(part, tuple | list) and part and getattr(part[0], "shape", ())[1:] == shape:
+            part = part[0]  # a batch with its labels, as data loaders give them
         array = _as_float(part)
         if array.shape[1:] != shape:
             raise PackError(
@@ -138,6 +140,8 @@ def _batches(images: Any, shape: tuple[int, ...]) -> Iterator[Float32]:
 
 
 def _as_float(part: Any) -> Float32:
+    if isinstance(part, tuple | list | dict):
+        raise PackError(f"calibration images come as a {type(part).__name__}: give arrays (N, …), or batches of them")
     array: NDArray[Any] = np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
     if array.dtype.kind != "f":
         raise PackError(f"calibration images of dtype {array.dtype}: floats are needed, normalised as for the network")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from subbit.errors import ModelError
 from subbit.format import decode
-from subbit.nn.lowering.tracing import evaluating, run_graph
+from subbit.nn.lowering.tracing import OutputKey, evaluating, run_graph
 from subbit.nn.pack import Packed, check_trace, to_packed
 from subbit.nn.reference import run_op
 from subbit.records import Conv, Linear, Op, Program, Storage
@@ -92,30 +92,33 @@ class Verification:
         return {"ok": self.ok, "first_departure": first.title if first else None, **asdict(self)}
 
 
-def compare(net: Network, model: nn.Module, x: Tensor, *, tolerance: float = TOLERANCE) -> Verification:
+def compare(
+    net: Network, model: nn.Module, x: Tensor, *, tolerance: float = TOLERANCE, output: OutputKey = None
+) -> Verification:
     """Run `x` through the model, the reference and the core, and compare all values.
 
         compare(subbit.load("net.sbit"), model, torch.randn(2, 3, 32, 32)).ok
 
-    `x` is a batch; a few inputs are enough. The model is taken in eval mode and not changed.
+    `x` is a batch; a few inputs are enough. `output` names the output that was packed, of a model that gives several.
+    The model is taken in eval mode and not changed.
     """
     if tuple(x.shape[1:]) != net.input_shape or not len(x):
         raise ModelError(
             f"inputs of shape {tuple(x.shape)}: the file takes (N, {', '.join(map(str, net.input_shape))})"
         )
     stored = decode(net.data)
-    packed = to_packed(model, stored.input_shape, stored.storage, batch=len(x))
+    packed = to_packed(model, stored.input_shape, stored.storage, output=output, batch=len(x))
     _check_structure(stored, packed.program)
     x = x.detach().to("cpu", torch.float32)
-    check_trace(model, packed.trace, x)
+    check_trace(model, packed.trace, x, output)
     with torch.no_grad():
         sides = _Sides(net, stored, packed, model, x)
         limits = {"packing": tolerance, "storage": STORAGE_TOLERANCE[stored.storage], "core": tolerance}
         checks = tuple(sides.check(number, limits) for number in range(1, len(stored.ops) + 1))
-        output = torch.from_numpy(net(x.numpy()))
+        given = torch.from_numpy(net(x.numpy()))
     wanted = sides.exact[packed.program.output_value]
-    agreement = float((output.argmax(1) == wanted.argmax(1)).float().mean()) if output.dim() == 2 else None
-    return Verification(checks, Difference.between(wanted, output), agreement, tolerance, limits["storage"])
+    agreement = float((given.argmax(1) == wanted.argmax(1)).float().mean()) if given.dim() == 2 else None
+    return Verification(checks, Difference.between(wanted, given), agreement, tolerance, limits["storage"])
 
 
 class _Sides:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
@@ -266,5 +267,5 @@ def _check(against: Sequence[str], batches: Sequence[int], threads: Sequence[int
         raise ConfigError(f"unknown runtime {unknown[0]!r}: choose from {', '.join(RUNTIMES)}")
     if not batches or min(batches) < 1 or not threads or min(threads) < 1:
         raise ConfigError(f"batches {list(batches)} and threads {list(threads)}: positive numbers are needed")
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds={seconds}: a positive time is needed")

@@ -61,7 +61,7 @@ def command(
 
     console = Console(stderr=as_json)
     if list_specs:
-        _print_specs(as_json)
+        _print_specs(as_json, name)
         return
     if name is None:
         raise ConfigError("which table? give the name of a spec, such as mnist; --list shows all")
@@ -110,11 +110,11 @@ def print_table(console: Console, table: Table) -> None:
         console.print(note, style="dim", highlight=False, soft_wrap=True)
 
 
-def _print_specs(as_json: bool) -> None:
+def _print_specs(as_json: bool, name: str | None) -> None:
     from subbit.experiments.spec import all_specs, find_spec, load_spec
     from subbit.experiments.table import build_table
 
-    paths = all_specs()
+    paths = all_specs() if name is None else [find_spec(name)]
     if not paths:
         find_spec("mnist")  # raises, and says where specs are looked for
     tables = [build_table(load_spec(path)) for path in paths]

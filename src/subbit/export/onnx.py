@@ -341,6 +341,14 @@ def _averages(size: int, count: int) -> NDArray[np.float32]:
     return matrix
 
 
+def _scale(before: int, after: int) -> np.float32:
+    """Of a side, with which ONNX, which rounds the product down, comes to `after`."""
+    scale = np.float32(after / before)
+    while before * float(scale) < after:
+        scale = np.nextafter(scale, np.float32(np.inf))
+    return scale
+
+
 def _upsample(graph: _Graph, op: records.Upsample, x: str) -> str:
     coordinates = "asymmetric" if op.mode == "nearest" else "align_corners" if op.align_corners else "half_pixel"
     attributes = {
@@ -354,7 +362,7 @@ def _upsample(graph: _Graph, op: records.Upsample, x: str) -> str:
         return graph.as_map(x, lambda x: graph.node("Resize", x, "", scales, **attributes))
     shape, out = graph.in_shapes[0], graph.out_shape
     before, after = ((1, s[-1]) if len(s) == 2 else s[-2:] for s in (shape, out))
-    scales = graph.constant(np.array([1, 1, *(b / a for a, b in zip(before, after, strict=True))], dtype=np.float32))
+    scales = graph.constant(np.array([1, 1, *map(_scale, before, after)], dtype=np.float32))
     return graph.as_map(x, lambda x: graph.node("Resize", x, "", scales, **attributes))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -38,7 +39,22 @@ from subbit.nn.lowering.tracing import (
     unwrapped,
 )
 from subbit.nn.reference import run_op
-from subbit.records import Op, Preprocessing, Program, Reshape, Shape, Storage
+from subbit.records import (
+    Activation,
+    Concat,
+    Conv,
+    Linear,
+    Op,
+    Pad,
+    Permute,
+    Pool,
+    Preprocessing,
+    Program,
+    Reshape,
+    Shape,
+    Slice,
+    Storage,
+)
 from subbit.shapes import value_shapes
 
 Example = Tensor | Sequence[int]
@@ -121,6 +137,8 @@ def to_packed(
     """The program of `model`, with its trace for batches of `batch`."""
     if not isinstance(model, nn.Module):
         raise PackError(f"only an nn.Module can be packed, got {type(model).__name__}")
+    if isinstance(labels, str):
+        raise PackError(f"labels={labels!r} is one string: give a sequence of names")
     if storage not in ("f16", "f32"):
         raise PackError(f"storage={storage!r}: choose 'f16' or 'f32'")
     lowered = lower(model, shape, output, batch)
@@ -133,9 +151,54 @@ def to_packed(
         labels=tuple(labels),
         preprocessing=preprocessing,
     )
+    _check_metadata(program)
+    _warn_of_gelu(program)
     if _accepts_too_much(model, lowered, program, output):
         program, origins = _pinned(program, origins)
     return Packed(program, lowered.trace, origins)
+
+
+def _check_metadata(program: Program) -> None:
+    """A PackError unless labels and preprocessing can be those of this network."""
+    labels, preprocessing, shape = program.labels, program.preprocessing, program.input_shape
+    if wrong := [label for label in labels if not isinstance(label, str)]:
+        raise PackError(f"labels: {wrong[0]!r} is not a name; give a string for each class")
+    outputs = value_shapes(program)[program.output_value]
+    if labels and len(labels) != outputs[0]:
+        raise PackError(f"labels: {len(labels)} names for an output of shape {outputs}; give one for each class")
+    if preprocessing is None:
+        return
+    try:
+        numbers = [float(number) for number in (*preprocessing.mean, *preprocessing.std)]
+        height, width = preprocessing.size
+    except (AttributeError, TypeError, ValueError):
+        raise PackError(
+            f"preprocessing={preprocessing!r}: give a subbit.records.Preprocessing with a mean and a std for each "
+            "channel and the (height, width) of the input"
+        ) from None
+    if len(shape) != 3 or len(numbers) != 2 * shape[0] or (height, width) != shape[1:]:
+        raise PackError(
+            f"preprocessing has {len(preprocessing.mean)} means, {len(preprocessing.std)} deviations and the size "
+            f"{preprocessing.size}: an input of shape {shape} needs other ones"
+        )
+
+
+_HANDS_ON = (Reshape, Permute, Slice, Concat, Pool, Pad)  # signs of the result are signs of the inputs
+
+
+def _warn_of_gelu(program: Program) -> None:
+    """Where signs are taken of a GELU: below about -5 PyTorch rounds it to zero, whose sign is +1, a file does not."""
+    curved = [False]
+    for op in program.ops:
+        if isinstance(op, Conv | Linear) and op.binary_input and curved[op.inputs[0]]:
+            warnings.warn(
+                f"{op.name or type(op).__name__} takes the signs of a GELU, which PyTorch rounds to zero (+1) below "
+                "about -5 and a packed file leaves below zero (-1): their outputs differ; put a BatchNorm or another "
+                "function in between",
+                stacklevel=4,
+            )
+        is_gelu = isinstance(op, Activation) and op.function in ("gelu", "gelu_tanh")
+        curved.append(is_gelu or (isinstance(op, _HANDS_ON) and any(curved[i] for i in op.inputs)))
 
 
 def _accepts_too_much(model: nn.Module, lowered: Lowered, program: Program, output: OutputKey) -> bool:

@@ -144,6 +144,8 @@ def open_model(
     max_work: int | None = None,
 ) -> c_void_p:
     """sb_open on bytes that the caller keeps alive."""
+    if isa is not None and not isinstance(isa, str):
+        raise ConfigError(f"isa={isa!r}: a name is needed, such as 'portable' or 'avx2'")
     options = Options(isa=isa.encode() if isa is not None else None)
     for name, limit in (("max_memory", max_memory), ("max_work", max_work)):
         if limit is not None and not (isinstance(limit, SupportsIndex) and 1 <= index(limit) < 2**64):

@@ -25,6 +25,7 @@ from torch import nn
 from subbit import data as datasets
 from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError, TrainingError
+from subbit.nn.lowering.tracing import evaluating
 from subbit.train import checkpoint, convolutions, norm
 from subbit.train.batches import Batches
 from subbit.train.build import MODEL_FILE, build_model, packed_start, save_run
@@ -110,8 +111,10 @@ class _Run(Callback):
         for module in model.modules():
             if isinstance(module, nn.ReLU):
                 module.inplace = True  # a layer less to fetch memory for; model.pt does not know of it
+        batches = Batches(data, settings, world=world)
+        _check_sizes(model, batches)
         teachers = [open_teacher(name, data) for name in settings.teacher]
-        self.learner = Learner(model, Batches(data, settings, world=world), settings, teachers)
+        self.learner = Learner(model, batches, settings, teachers)
         self.history: list[dict[str, float]] = []
         self.seconds, self.input_seconds = 0.0, 0.0  # before this start
         self.writes = world == 1 or rank() == 0
@@ -325,6 +328,22 @@ class _Run(Callback):
 
 def _does_not_fit(error: MisconfigurationException) -> ConfigError:
     return ConfigError(f"accelerator, devices or nodes do not fit this machine: {error}")
+
+
+def _check_sizes(model: nn.Module, batches: Batches) -> None:
+    """A ConfigError unless the network takes images of the smallest and of the full size, before a folder is made."""
+    for size in (*batches.sizes.smaller[:1], batches.sizes.full):
+        x = torch.zeros(1, batches.images.shape[1], *size)
+        try:
+            with evaluating(model), torch.no_grad():
+                model(x)
+        except (RuntimeError, ValueError) as error:
+            smaller = (
+                "" if size == batches.sizes.full else ", with which start_size begins: 0 is the full size throughout"
+            )
+            raise ConfigError(
+                f"the network does not take images of shape {tuple(x.shape[1:])}{smaller}: {error}"
+            ) from error
 
 
 def _check_same_run(settings: Settings, out: Path) -> None:
