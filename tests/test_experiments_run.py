@@ -202,6 +202,8 @@ def test_the_list_names_every_spec(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (["reproduce", "mnist", "--rows", "slbf-1-0.3"], "did you mean 'slbf-1-0.25'"),
         (["report", "--check"], "--check needs --update FILE"),
         (["report", "--update", "nowhere.md"], "cannot read nowhere.md"),
+        (["report", "--update", "Makefile"], "Makefile has no table or figure of subbit"),
+        (["report", "--update", "README.md", "zoo/README.md"], "zoo/README.md beside --update"),
     ],
 )
 def test_wrong_arguments_are_explained(

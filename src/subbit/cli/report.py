@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,8 @@ def command(
 
     if check and not update:
         raise ConfigError("--check needs --update FILE: the document to check")
+    if update and names:
+        raise ConfigError(f"{names[0]} beside --update: write --update in front of each document")
     for document in update or ():
         try:
             text = document.read_text(encoding="utf-8")
@@ -46,6 +49,8 @@ def command(
             raise ConfigError(f"cannot read {document}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"{document} is not a text file in UTF-8: give a Markdown document") from error
+        if not re.search(r"<!-- subbit:(table|figure|zoo) ", text):
+            raise ConfigError(f"{document} has no table or figure of subbit: <!-- subbit:table NAME --> marks one")
         files = {document: replace_tables(text, table_of, str(document))}
         for path, drawing in marked_figures(text, table_of, str(document)).items():
             files[document.parent / path] = drawing

@@ -504,8 +504,9 @@ def _trace_message(tracer: ShapedTracer, error: Exception) -> str:
             f"{where} cannot be packed: it calls {script[1]}, a TorchScript function, which cannot be traced through; "
             "call the plain Python function (without torch.jit.script or torch.jit.trace) instead"
         )
+    what = str(error) if isinstance(error, TypeError) else f"fails with {type(error).__name__}: {error}"
     return (
-        f"{where} cannot be packed: its forward {error if isinstance(error, TypeError) else repr(error)}. Packing runs "
-        f"the model on one shape, here (N, {shape}), with unknown values, in eval mode; give another shape, change "
-        "the forward, or wrap the model in a module without this part"
+        f"{where} cannot be packed: its forward {what}. Packing runs the model on one shape, here (N, {shape}), with "
+        "unknown values, in eval mode; give another shape, change the forward, or wrap the model in a module without "
+        "this part"
     )
