@@ -13,6 +13,7 @@ from subbit.methods.base import CompressedLayer
 from subbit.methods.slbf import SLBFLayer
 from subbit.methods.stacking import StackedLayer
 from subbit.train import accuracy, build_model, fit, load_run, open_run
+from subbit.train.batches import Normalise
 from tests import tiny
 
 
@@ -120,13 +121,61 @@ def test_start_from_a_packed_file(method: str, tmp_path: Path) -> None:
     load_run(tmp_path / "further")  # needs the file no more
 
 
+@pytest.mark.parametrize("method", ["bwn", "binaryconnect", "slbf"])
+def test_start_from_a_packed_dense_file(method: str, dense: Path, tmp_path: Path) -> None:
+    import subbit
+
+    run = open_run(dense)
+    described = {"labels": run.classes, "preprocessing": run.preprocessing}
+    subbit.pack(run.model, tmp_path / "dense.sbit", example=run.shape, **described)  # type: ignore[arg-type]
+    further = tiny.settings(method=method, init_from=str(tmp_path / "dense.sbit"))
+    started = build_model(further, 10, 1, tiny.digits())
+    fresh = build_model(tiny.settings(method=method), 10, 1)
+    layers = {name: module for name, module in started.named_modules() if isinstance(module, CompressedLayer)}
+    assert layers.keys() == {name for name, module in fresh.named_modules() if isinstance(module, CompressedLayer)}
+    weights = run.model.state_dict()
+    with torch.no_grad():
+        for name, layer in layers.items():
+            weight = layer.effective_weight()
+            angle = torch.cosine_similarity(weight.flatten(1), weights[f"{name}.weight"].flatten(1)).mean()
+            assert angle > (0.7 if method != "slbf" else 0.2)  # signs of normal numbers have 0.8, chance 0
+            if method == "bwn" and name.startswith("features"):  # before a BatchNorm: latents of the size of others
+                assert 0.7 < weight.square().mean().sqrt() / layer.unpacked_size < 1
+        kept = [name for name, m in started.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+        assert kept
+        for name in kept:
+            assert torch.allclose(started.state_dict()[f"{name}.weight"], weights[f"{name}.weight"], atol=1e-3)
+
+
+def test_soft_values_of_bwn_start_as_the_dense_file(dense: Path, tmp_path: Path) -> None:
+    """While nothing has hardened, clipped values of the right size compute nearly what the dense network does."""
+    import subbit
+
+    run = open_run(dense)
+    subbit.pack(run.model, tmp_path / "dense.sbit", example=run.shape, labels=run.classes)
+    settings = tiny.settings(method="bwn", init_from=str(tmp_path / "dense.sbit"), method_options={"estimator": "soft"})
+    started = build_model(settings, 10, 1, tiny.digits())
+    for layer in started.modules():
+        if isinstance(layer, CompressedLayer):
+            layer.progress = 0.0
+    images = Normalise(tiny.digits())(torch.from_numpy(tiny.digits().train.images[:200]))
+    with torch.no_grad():
+        soft, whole = started.train()(images), run.model.train()(images)
+        hard = started.eval()(images)
+    agreeing = (soft.argmax(1) == whole.argmax(1)).float().mean()
+    assert agreeing > 0.9
+    assert agreeing > (hard.argmax(1) == whole.argmax(1)).float().mean()
+
+
 def test_packed_starting_points_that_do_not_fit(dense: Path, tmp_path: Path) -> None:
     import subbit
 
     run = open_run(dense)
     subbit.pack(run.model, tmp_path / "dense.sbit", example=run.shape, labels=run.classes)
+    fit(tiny.settings(method="bwn", epochs=1), out=tmp_path / "bwn", data=tiny.digits())
+    subbit.pack(open_run(tmp_path / "bwn").model, tmp_path / "bwn.sbit", example=run.shape, labels=run.classes)
     for start, message in (
-        (str(tmp_path / "dense.sbit"), r"dense\.sbit': the file holds another network: operation 5 is Conv"),
+        (str(tmp_path / "bwn.sbit"), r"bwn\.sbit': the file holds another network: operation 5 is Conv"),
         ("lenet5-mnist-slbf-0.5-0.25", "expects images of another mean and spread than tiny has"),
         ("vgg16-cifar10-bwn-muon", "was trained on other classes or image sizes than tiny"),
     ):

@@ -39,6 +39,8 @@ from subbit.methods.base import (
 from subbit.nn.estimators import ESTIMATORS, signs
 from subbit.records import Binary, Weight
 
+_TINY = torch.finfo(torch.float32).tiny
+
 
 @dataclass(frozen=True, repr=False)
 class BWN(Method):
@@ -99,8 +101,12 @@ class BWNLayer(LatentLayer):
 
 
 def _scale(latent: Tensor, binary: Tensor) -> Tensor:
-    """α (c_out,): mean |W|, as the mean of W·sign(W)."""
-    return (latent * binary.detach()).flatten(1).mean(1)
+    """α (c_out,): mean |W|, as the mean of W·sign(W).
+
+    While `soft` has values b that are no signs yet, the factor that brings them nearest to W: mean W·b over mean b².
+    """
+    binary = binary.detach()
+    return (latent * binary).flatten(1).mean(1) / binary.square().flatten(1).mean(1).clamp_min(_TINY)
 
 
 class BWNConv1d(LikeConv1d, BWNLayer):

@@ -12,7 +12,7 @@ and its weight and bias such that it does to these what the file does.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
 import numpy as np
@@ -45,6 +45,7 @@ def unpack(
     *,
     images: Tensor,
     output: OutputKey = None,
+    sizes: Mapping[str, float] | None = None,
 ) -> None:
     """Give `model` the weights of a packed network of the same structure.
 
@@ -56,6 +57,9 @@ def unpack(
 
     Stacked layers whose selections are learned may have more shared filters than those of the file (a larger f2, or a
     bank of which the file left unused ones out): the file's are there several times then, for fewer blocks each.
+
+    `sizes` asks for filters of another size (root mean square) in plain layers, by name, which a BatchNorm behind them
+    makes up for: latents that start from these shall move as easily as others of their method.
     """
     program = without_levels(decode(load(file).data))
     if not isinstance(images, Tensor) or tuple(images.shape[1:]) != program.input_shape or not len(images):
@@ -64,7 +68,7 @@ def unpack(
     model = unwrapped(model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     try:
-        gains = _fill_layers(model, program, output)
+        gains = _fill_layers(model, program, output, sizes or {})
         _settle_norms(model, gains, images)
         _check_answers(model, program, images[:CHECKED_IMAGES], output)
     except BaseException:
@@ -72,7 +76,9 @@ def unpack(
         raise
 
 
-def _fill_layers(model: nn.Module, program: Program, output: OutputKey) -> dict[nn.Module, Gain]:
+def _fill_layers(
+    model: nn.Module, program: Program, output: OutputKey, sizes: Mapping[str, float]
+) -> dict[nn.Module, Gain]:
     """All layers with their weights; and what every BatchNorm has to do in all to what reaches it."""
     gains: dict[nn.Module, Gain] = {}
     seen: set[str | nn.Module] = set()
@@ -88,7 +94,7 @@ def _fill_layers(model: nn.Module, program: Program, output: OutputKey) -> dict[
             layer = modules.get(here.name)
             if not isinstance(layer, CompressedLayer | nn.Conv1d | nn.Conv2d | nn.Linear) or not _owns_weight(layer):
                 raise ModelError(f"{here.name} ({type(layer).__name__}) is no layer whose weights can be unpacked")
-            rest = _fill(layer, replace(there, name=here.name), norm)
+            rest = _fill(layer, replace(there, name=here.name), norm, sizes.get(here.name))
         elif isinstance(there, Affine) and norm is not None:
             rest = _gain(there, norm.num_features)
         elif _same_arrays(here, there):
@@ -153,17 +159,18 @@ def _same_arrays(here: Op, there: Op) -> bool:
     )
 
 
-def _fill(layer: CompressedLayer | Plain, op: Conv | Linear, norm: _BatchNorm | None) -> Gain:
+def _fill(layer: CompressedLayer | Plain, op: Conv | Linear, norm: _BatchNorm | None, size: float | None) -> Gain:
     """A layer with the weights of `op`; what of its gain and shift is left to a BatchNorm behind it."""
+    if isinstance(layer, CompressedLayer):
+        size = layer.unpacked_size if layer.has_scales else None
     filters = op.weight.shape[0]
     gain, shift = _gain(op, filters)
     own = torch.ones(filters)  # the part of the gain that the layer takes
     if norm is None:
         own = gain
-    elif norm.affine and isinstance(layer, CompressedLayer) and layer.has_scales:
-        # BatchNorm takes any positive factor
-        size = torch.from_numpy(op.weight.weight()).flatten(1).square().mean(1).sqrt()
-        own = layer.unpacked_size / size.clamp_min(torch.finfo(size.dtype).tiny)
+    elif norm.affine and size is not None:  # BatchNorm takes any positive factor
+        stored = torch.from_numpy(op.weight.weight()).flatten(1).square().mean(1).sqrt()
+        own = size / stored.clamp_min(torch.finfo(stored.dtype).tiny)
         if isinstance(layer, StackedLayer):  # whose scales have signs
             own = torch.where(gain < 0, -own, own)
     if isinstance(layer, CompressedLayer):

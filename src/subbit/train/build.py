@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from subbit import zoo
 from subbit.data.augment import derive
 from subbit.data.dataset import DataSet
 from subbit.errors import ConfigError, ModelError, TrainingError
+from subbit.format import decode
 from subbit.methods import from_config
-from subbit.methods.base import Method
+from subbit.methods.base import CompressedLayer, Method
 from subbit.methods.slbf import SLBF, SLBFLayer
 from subbit.methods.stacking import StackedLayer
 from subbit.models import MODELS
 from subbit.nn.compress import compress
 from subbit.nn.unpack import unpack
-from subbit.records import Preprocessing
+from subbit.records import Dense, Preprocessing
 from subbit.runtime import Network, load
 from subbit.train import checkpoint
 from subbit.train.batches import Normalise
@@ -87,6 +88,12 @@ def build_model(settings: Settings, classes: int, channels: int, data: DataSet |
         return _compressed(start, method, settings, "dense") if method else start
     dense = dense_model(settings, classes, channels)
     model = _compressed(dense, method, settings, "random") if method else dense
+    if packed is not None and method and _is_dense(packed):
+        sizes = {
+            name: layer.unpacked_size for name, layer in model.named_modules() if isinstance(layer, CompressedLayer)
+        }
+        _start_from_packed(dense, packed, data, sizes)
+        return _compressed(dense, method, settings, "dense")
     if source is not None and source.settings.method == settings.method:
         _start_alike(model, source.model, settings)
     elif source is not None:
@@ -109,7 +116,14 @@ def packed_start(settings: Settings) -> Path | None:
     return file if file.suffix == ".sbit" else None
 
 
-def _start_from_packed(model: nn.Module, file: Path, data: DataSet | None) -> None:
+def _is_dense(file: Path) -> bool:
+    """Whether a packed file has no weights but plain ones."""
+    return all(isinstance(op.weight, Dense) for op in decode(load(file).data).weighted())
+
+
+def _start_from_packed(
+    model: nn.Module, file: Path, data: DataSet | None, sizes: Mapping[str, float] | None = None
+) -> None:
     """The weights of a packed file in a new network; BatchNorm gets its statistics from training images."""
     if data is None:
         raise ConfigError(f"init_from = {str(file)!r}: to unpack a file, the data set is needed as well")
@@ -117,7 +131,8 @@ def _start_from_packed(model: nn.Module, file: Path, data: DataSet | None) -> No
     check_packed_fits(str(file), data, network)
     some = np.random.default_rng(0).permutation(len(data.train))[:_STATISTICS_IMAGES]  # of all classes
     try:
-        unpack(model, network.data, images=Normalise(data)(torch.from_numpy(data.train.images[some])))
+        images = Normalise(data)(torch.from_numpy(data.train.images[some]))
+        unpack(model, network.data, images=images, sizes=sizes)
     except ModelError as error:
         raise ConfigError(f"init_from = {str(file)!r}: {error}") from error
 

@@ -71,7 +71,7 @@ class Settings:
     init_from: str = _value(
         "",
         "A finished run (folder or model.pt) to start from: dense, of the same method, or for SLBF a LegoNet; or a "
-        "packed file or network of the zoo of the same structure.",
+        "packed file or network of the zoo: dense, or of the same structure.",
     )
 
     whiten: bool = _value(False, "Give the first convolution filters that whiten the images, and freeze it.")
