@@ -101,6 +101,21 @@ def test_statistics_are_those_of_the_images() -> None:
         assert relative_error(evaluated, model.train()(images())) < 1e-4
 
 
+def test_filters_of_plain_layers_at_a_size_that_is_asked_for() -> None:
+    source = randomise_norms(network(None, 0))
+    model = network(None, 1)
+    sizes = {"deep.0": 0.5, "more": 0.5}
+    subbit.unpack(model, encode(to_program(source, SHAPE, storage="f32")), images=images(), sizes=sizes)
+    assert relative_error(outputs(source, images()), outputs(model, images())) < 1e-4
+    usual = network(None, 1)
+    subbit.unpack(usual, encode(to_program(source, SHAPE, storage="f32")), images=images())
+    weights, before = model.state_dict(), usual.state_dict()
+    rms = weights["deep.0.weight"].flatten(1).square().mean(1).sqrt()
+    assert torch.allclose(rms, torch.full_like(rms, 0.5))
+    assert torch.allclose(weights["more.weight"], before["more.weight"])  # what follows is no BatchNorm
+    assert torch.allclose(weights["stem.0.weight"], before["stem.0.weight"])  # not asked for
+
+
 def test_filters_start_at_the_size_of_new_ones() -> None:
     source = randomise_norms(network(METHODS["slbf_fixed"], 0))
     for layer in source.modules():
