@@ -314,6 +314,13 @@ def test_labels_and_pictures_of_another_network(options: dict[str, Any], message
     pack(model, tmp_path / "net.sbit", example=(1, 28, 28), labels=["a", "b", "c"], preprocessing=PICTURE)
 
 
+def test_labels_of_a_network_that_gives_single_numbers(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 1), nn.Flatten(0))
+    pack(model, tmp_path / "net.sbit", example=(1, 28, 28))
+    with pytest.raises(PackError, match=r"labels: 1 names for an output of shape \(\)"):
+        pack(model, tmp_path / "net.sbit", example=(1, 28, 28), labels=["a"])
+
+
 def test_signs_of_a_gelu_are_warned_of() -> None:
     layers = [nn.Conv2d(3, 8, 3), nn.GELU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)]
     model = subbit.compress(nn.Sequential(*layers), BNN(), keep=["5"]).eval()

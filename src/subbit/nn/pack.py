@@ -164,7 +164,7 @@ def _check_metadata(program: Program) -> None:
     if wrong := [label for label in labels if not isinstance(label, str)]:
         raise PackError(f"labels: {wrong[0]!r} is not a name; give a string for each class")
     outputs = value_shapes(program)[program.output_value]
-    if labels and len(labels) != outputs[0]:
+    if labels and outputs[:1] != (len(labels),):
         raise PackError(f"labels: {len(labels)} names for an output of shape {outputs}; give one for each class")
     if preprocessing is None:
         return
