@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -21,7 +21,17 @@ from torch import nn
 
 import subbit
 from subbit import records as r
-from subbit.calibration import best_levels, calibrated, non_negative, rounding_error, takes_levels, without_levels
+from subbit.calibration import (
+    MOST_LOST,
+    Sample,
+    best_levels,
+    calibrated,
+    lost_share,
+    non_negative,
+    takes_levels,
+    without_levels,
+)
+from subbit.errors import PackError
 from subbit.format import decode, encode, sizes
 from subbit.methods import BWN, SLBF
 from subbit.nn.reference import round_to_levels, run
@@ -414,15 +424,50 @@ def test_pooling_between_layers(size: tuple[int, int], row: str) -> None:
 # --------------------------------------------------------------------------------------------- calibration
 
 
-def test_steps_minimise_the_error_of_rounding() -> None:
-    numbers = np.random.default_rng(0).exponential(1.0, 50_000).astype(np.float32)
-    widest, best = Levels(float(numbers.max()) / 127), best_levels(numbers, signed=False)
+def sample_of(numbers: Any) -> Sample:
+    array = np.atleast_2d(np.asarray(numbers, np.float32))
+    return Sample(array, float(array.min()), float(array.max()))
+
+
+def test_steps_minimise_what_rounding_takes() -> None:
+    numbers = sample_of(np.random.default_rng(0).exponential(1.0, (50, 1000)))
+    widest, best = Levels(numbers.highest / 127), best_levels(numbers, signed=False)
     assert best.step < 0.9 * widest.step  # the tail is clipped
-    assert rounding_error(numbers, best) < rounding_error(numbers, widest)
-    assert rounding_error(numbers, best) < rounding_error(numbers, Levels(best.step / 2))
-    assert best_levels(np.zeros(4, np.float32), signed=True) == Levels(1.0, signed=True)
-    both = best_levels(np.array([-1.0, 1.0], np.float32), signed=True)
-    assert both.step == pytest.approx(1 / 63, rel=0.02)
+    assert lost_share(numbers, best) < lost_share(numbers, widest)
+    assert lost_share(numbers, best) < lost_share(numbers, Levels(best.step / 2))
+    assert best_levels(sample_of(np.zeros(4)), signed=True) == Levels(1.0, signed=True)
+    both = best_levels(sample_of([-1.0, 1.0]), signed=True)
+    assert both.step == pytest.approx(1 / 63, rel=0.04)
+
+
+def test_few_large_images_do_not_take_the_levels_of_the_others() -> None:
+    rng = np.random.default_rng(0)
+    usual = rng.exponential(1.0, (98, 500))
+    some = sample_of(np.concatenate([usual, 30 * rng.exponential(1.0, (2, 500))]))
+    step = best_levels(some, signed=False).step
+    assert step < 6 * best_levels(sample_of(usual), signed=False).step
+    assert step < some.highest / 127 / 5
+    assert lost_share(sample_of(usual), Levels(step)) < MOST_LOST
+    assert lost_share(some, Levels(step)) > MOST_LOST / 2  # what the two are clipped by counts
+
+
+def test_layers_whose_inputs_do_not_fit_levels_stay_in_fp32(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, 32), nn.Linear(32, 3)]
+    small: Any = subbit.compress(nn.Sequential(*layers), BWN()).eval()
+    images = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+    def integers(images: torch.Tensor) -> list[str]:
+        packed = subbit.pack(small, tmp_path / "net.sbit", example=(1, 8, 8), int8=True, calibrate=images)
+        return [op.name for op in packed.program.weighted() if op.levels is not None]
+
+    assert integers(images) == ["1", "3"]
+    images[::8] *= 1000
+    with pytest.warns(UserWarning, match="^1: computed in fp32; what reaches them differs too much in size"):
+        assert integers(images) == ["3"]
+    small[2] = nn.ReLU()
+    with pytest.raises(PackError, match="no layer of this network can compute in integers: what reaches them"):
+        integers(images)
 
 
 def test_signs_follow_from_the_operations() -> None:

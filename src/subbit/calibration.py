@@ -3,15 +3,17 @@
     program = calibrated(to_program(model, (3, 32, 32)), images)        # a NumPy array, or batches of them
 
 Every value that such a layer reads gets 128 levels: 0…127 times a step where it cannot be negative (behind a ReLU and
-the like), −64…63 times a step otherwise. The step minimises the mean squared error of rounding over what the images
-give, clipping included: activations have long tails, and levels spent on them are missing where the numbers are. NumPy
-alone.
+the like), −64…63 times a step otherwise. The step minimises what rounding takes from an image, clipping included, on
+average over the images and measured by what each of them has: activations have long tails, and levels spent on them,
+or on a few images with large numbers, are missing where the others are. A layer whose input 128 levels cannot hold
+stays in fp32. NumPy alone.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,8 @@ MIN_CHANNELS = 8  # of a group: below, the input is a picture or the layer depth
 MAX_TAPS = 64  # sums of four channels over more taps may not fit 16 bits
 SAMPLES = 2**16  # of every value, over all images
 PER_IMAGE = 1024  # samples of one image at most
+FAINT = 0.05  # images with less than this of the usual mean square count as if they had it
+MOST_LOST = 0.08**2  # of an image's mean square, on average: beyond, a layer stays in fp32
 BATCH = 8
 
 _POSITIVE = ("relu", "relu6", "sigmoid", "hard_sigmoid", "abs", "softplus", "exp", "sqrt")
@@ -66,13 +70,25 @@ def calibrated(program: Program, images: Any) -> Program:
             "no layer of this network can compute in integers: those of ±1 filters (slbf, bwn, binaryconnect) and at "
             f"least {MIN_CHANNELS} input channels can"
         )
-    ranges = measure(plain, {op.inputs[0] for op in layers}, images)
+    samples = measure(plain, {op.inputs[0] for op in layers}, images)
     positive = non_negative(plain)
+    levels = {value: best_levels(sample, signed=not positive[value]) for value, sample in samples.items()}
+    if too_wide := {value for value, sample in samples.items() if lost_share(sample, levels[value]) > MOST_LOST}:
+        _tell_of(too_wide, layers)
     ops = [
-        replace(op, levels=best_levels(ranges[op.inputs[0]], signed=not positive[op.inputs[0]])) if op in layers else op
+        replace(op, levels=levels[op.inputs[0]]) if op in layers and op.inputs[0] not in too_wide else op
         for op in plain.ops
     ]
     return replace(plain, ops=tuple(ops))
+
+
+def _tell_of(too_wide: set[int], layers: list[Conv | Linear]) -> None:
+    """Says which layers stay in fp32 because of their input; a PackError where these are all."""
+    left = [op.name or type(op).__name__ for op in layers if op.inputs[0] in too_wide]
+    reason = "what reaches them differs too much in size, or from image to image, for 128 levels"
+    if len(left) == len(layers):
+        raise PackError(f"no layer of this network can compute in integers: {reason}")
+    warnings.warn(f"{', '.join(left)}: computed in fp32; {reason}", stacklevel=4)
 
 
 def without_levels(program: Program) -> Program:
@@ -93,34 +109,42 @@ def takes_levels(op: Op) -> bool:
 # --------------------------------------------------------------------------------------------------- ranges
 
 
-def measure(program: Program, values: set[int], images: Any) -> dict[int, Float32]:
-    """Numbers that each of these values takes, drawn evenly from the images, with the smallest and the largest."""
+@dataclass(frozen=True)
+class Sample:
+    """Numbers that a value takes."""
+
+    numbers: Float32  # (images, drawn from each)
+    lowest: float  # of all that there were
+    highest: float
+
+
+def measure(program: Program, values: set[int], images: Any) -> dict[int, Sample]:
+    """Numbers that each of these values takes, drawn evenly from every image."""
     from subbit.runtime import load
 
     net = load(encode(program))
     random = np.random.default_rng(0)
     drawn: dict[int, list[Float32]] = {value: [] for value in values}
-    count = 0
+    extremes: dict[int, list[float]] = {value: [0.0, 0.0] for value in values}
     for batch in _batches(images, program.input_shape):
         computed = [batch, *net.values(batch)]
-        for value in values:
+        for value in sorted(values):
             flat = computed[value].reshape(len(batch), -1)
             if not np.isfinite(flat).all():
                 raise PackError(f"calibration: value {value} of the network is infinite or NaN for one of the images")
             some = random.integers(0, flat.shape[1], (len(batch), min(PER_IMAGE, flat.shape[1])))
-            extremes = np.array([flat.min(), flat.max()], np.float32)
-            drawn[value] += [np.take_along_axis(flat, some, axis=1).ravel(), extremes]
-        count += len(batch)
-    if not count:
+            drawn[value].append(np.take_along_axis(flat, some, axis=1))
+            lowest, highest = extremes[value]
+            extremes[value] = [min(lowest, float(flat.min())), max(highest, float(flat.max()))]
+    if not all(drawn.values()):
         raise PackError("calibration: there are no images to take the ranges of the activations from")
-    return {value: _thinned(np.concatenate(parts)) for value, parts in drawn.items()}
+    return {value: Sample(_thinned(np.concatenate(parts)), *extremes[value]) for value, parts in drawn.items()}
 
 
 def _thinned(numbers: Float32) -> Float32:
-    """At most `SAMPLES` of them, the extremes included."""
-    step = -(-numbers.size // SAMPLES)
-    kept = np.concatenate([numbers[::step], [numbers.min(), numbers.max()]])
-    return np.asarray(kept, np.float32)
+    """At most about `SAMPLES` of them, and at least one of each image."""
+    images, each = numbers.shape
+    return numbers[:, : max(1, min(each, SAMPLES // images))]
 
 
 def _batches(images: Any, shape: tuple[int, ...]) -> Iterator[Float32]:
@@ -151,24 +175,32 @@ def _as_float(part: Any) -> Float32:
 # --------------------------------------------------------------------------------------------------- levels
 
 
-def best_levels(numbers: Float32, *, signed: bool) -> Levels:
-    """The levels that round these numbers with the smallest mean squared error.
+def best_levels(sample: Sample, *, signed: bool) -> Levels:
+    """The levels that take the smallest share of every image on average.
 
-    `best_levels(x, signed=False).step` is at most `x.max() / 127`, where nothing is clipped.
+    Their step is at most the one with which nothing is clipped.
     """
     unit = Levels(1.0, signed)
-    widest = max(float(numbers.max()) / unit.highest, float(numbers.min()) / unit.lowest if signed else 0.0)
+    widest = max(sample.highest / unit.highest, sample.lowest / unit.lowest if signed else 0.0)
     if widest <= 0:
         return unit  # nothing but zeros
-    steps = [Levels(float(np.clip(widest * share, MIN_STEP, MAX_STEP)), signed) for share in np.linspace(1, 0.1, 91)]
-    return min(steps, key=lambda levels: rounding_error(numbers, levels))
+    shares = np.geomspace(1, 0.01, 120)
+    steps = [Levels(float(np.clip(widest * share, MIN_STEP, MAX_STEP)), signed) for share in shares]
+    return min(steps, key=lambda levels: lost_share(sample, levels))
 
 
-def rounding_error(numbers: Float32, levels: Levels) -> float:
-    """Mean squared error of the nearest levels."""
-    step = np.float32(levels.step)
-    rounded = np.clip(np.rint(numbers / step), levels.lowest, levels.highest) * step
-    return float(np.mean((numbers - rounded) ** 2, dtype=np.float64))
+def lost_share(sample: Sample, levels: Levels) -> float:
+    """Of an image's mean square, that of what rounding to the nearest levels changes; the mean of all images.
+
+    Images that have next to nothing count little: a layer adds a shift to what it gets.
+    """
+    numbers, step = sample.numbers, np.float32(levels.step)
+    there = np.mean(np.square(numbers, dtype=np.float64), axis=1)
+    if not (some := there > 0).any():
+        return 0.0
+    error = np.clip(np.rint(numbers / step), levels.lowest, levels.highest) * step - numbers
+    lost = np.mean(np.square(error, dtype=np.float64), axis=1)
+    return float(np.mean(lost[some] / np.maximum(there[some], FAINT * np.median(there[some]))))
 
 
 def non_negative(program: Program) -> list[bool]:
