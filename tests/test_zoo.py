@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,20 @@ def test_large_networks_come_with_a_checkout_alone(tmp_path: Path, monkeypatch: 
     assert {card.name for card in zoo.cards()} == {card.name for card in CARDS if card.name.startswith("lenet5")}
     with pytest.raises(InputError, match="the zoo has no network"):
         zoo.path(large.stem)
+
+
+def test_best_are_those_that_no_smaller_one_reaches(capsys: pytest.CaptureFixture[str]) -> None:
+    def card(name: str, size: int, accuracy: float, data: str = "a") -> zoo.Card:
+        return replace(CARDS[0], name=name, bytes=size, accuracy=accuracy, data=data)
+
+    cards = [
+        card("large", 300, 93.0), card("equal", 300, 92.0), card("worse", 200, 90.0), card("small", 100, 91.0),
+        card("small-int8", 101, 91.5), card("other", 400, 80.0, "b"),
+    ]  # fmt: skip
+    assert [card.name for card in zoo.best(cards)] == ["small", "large", "other"]
+    status, out, _ = run(capsys, "zoo", "--best", "--json")
+    assert status == 0
+    assert [card["name"] for card in json.loads(out)] == [card.name for card in zoo.best(CARDS)]
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)

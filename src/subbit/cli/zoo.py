@@ -17,6 +17,7 @@ from subbit.tables import whole_console
 
 def command(
     name: Annotated[str | None, typer.Argument(help="One network: show its card. Without it, list all.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="List only those that no smaller one reaches.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the trained networks that come with subbit, or show the card of one.
@@ -24,7 +25,7 @@ def command(
     Their names stand for their files in `subbit run`, `inspect` and `bench`.
     """
     if name is None:
-        cards = zoo.cards()
+        cards = zoo.best(zoo.cards()) if best else zoo.cards()
         if as_json:
             typer.echo(json.dumps([_described(card) for card in cards], indent=2, ensure_ascii=False))
         else:

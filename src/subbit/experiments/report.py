@@ -5,8 +5,8 @@ A document owns a table by a pair of comments; what stands between them is repla
     <!-- subbit:table mnist -->
     <!-- /subbit:table -->
 
-and the list of the zoo likewise, by `subbit:zoo all`. A figure, named as in the report, is the file that the line
-behind its comment shows:
+and the list of the zoo likewise, by `subbit:zoo all`, or by `subbit:zoo best` without networks that smaller ones
+reach. A figure, named as in the report, is the file that the line behind its comment shows:
 
     <!-- subbit:figure mnist -->
     ![Accuracy over bytes](images/mnist.svg)
@@ -155,7 +155,13 @@ def environments(tables: Iterable[Table]) -> list[str]:
 def replace_tables(text: str, table_of: Callable[[str], Table], where: str) -> str:
     """`text` with every marked table generated anew."""
     text = replace_marked(text, "table", lambda name: markdown(table_of(name)), where)
-    return replace_marked(text, "zoo", lambda _: zoo_markdown(zoo.cards()), where)
+    return replace_marked(text, "zoo", lambda name: zoo_markdown(_zoo_cards(name, where)), where)
+
+
+def _zoo_cards(name: str, where: str) -> list[zoo.Card]:
+    if name not in ("all", "best"):
+        raise ConfigError(f"{where}: there is no list {name!r} of the zoo: choose all or best")
+    return zoo.cards() if name == "all" else zoo.best(zoo.cards())
 
 
 def marked_figures(text: str, table_of: Callable[[str], Table], where: str) -> dict[str, str]:

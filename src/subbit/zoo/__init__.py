@@ -12,6 +12,7 @@ that the others are compared with, come with a checkout alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -61,6 +62,16 @@ def cards() -> list[Card]:
     """The cards of all networks, by name."""
     files = (file for place in (folder(), large_folder()) for file in place.glob("*.json"))
     return sorted((read_card(file) for file in files), key=lambda card: card.name)
+
+
+def best(among: Iterable[Card]) -> list[Card]:
+    """Of each data set the networks in fp32 that no smaller one reaches, by size."""
+    found: list[Card] = []
+    plain = (card for card in among if not card.name.endswith("-int8"))
+    for card in sorted(plain, key=lambda card: (card.data, card.bytes, -card.accuracy)):
+        if not found or found[-1].data != card.data or found[-1].accuracy < card.accuracy:
+            found.append(card)
+    return found
 
 
 def path(name: str) -> Path:
