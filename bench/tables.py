@@ -34,7 +34,7 @@ TRAINED = {
     "(1/2, 1/2)": "slbf-0.5-0.5-grown-taught-twice",
     "(1/2, 1/4)": "slbf-0.5-0.25-taught-twice",
     "(1/2, 1/8)": "slbf-0.5-0.125-taught",
-    "BWN": "bwn-muon",
+    "BWN": "bwn-hardened",
     "dense": "dense-muon-full",
     "dense, width 1/2": "dense-muon-half",
     "dense, width 1/4": "dense-muon-quarter",
