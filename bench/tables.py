@@ -33,7 +33,7 @@ SPEC = "cifar10-fast"
 TRAINED = {
     "(1/2, 1/2)": "slbf-0.5-0.5-grown-taught-twice",
     "(1/2, 1/4)": "slbf-0.5-0.25-taught-twice",
-    "(1/2, 1/8)": "slbf-0.5-0.125-taught",
+    "(1/2, 1/8)": "slbf-0.5-0.125-taught-twice",
     "BWN": "bwn-hardened",
     "dense": "dense-muon-full",
     "dense, width 1/2": "dense-muon-half",
