@@ -21,7 +21,7 @@ from subbit.benchmark.eager import EagerNetwork
 from subbit.benchmark.rivals import RUNTIMES, Graphs, Runtime
 from subbit.benchmark.session import CALIBRATION_IMAGES, Result, compare, like_pictures, relative_difference
 from subbit.cli import main
-from subbit.errors import ConfigError, InputError
+from subbit.errors import ConfigError, InputError, PackError
 from subbit.experiments.spec import load_spec
 from subbit.experiments.table import build_table
 from subbit.format import decode, encode
@@ -199,6 +199,20 @@ def test_the_network_itself_is_always_timed(net: subbit.Network) -> None:
     agreeing = compare([clipped, contestant("packed", net)], images(), result)
     assert [(one.runtime, difference) for one, difference in agreeing] == [("clipped", 1.0), ("packed", 0.0)]
     assert result.skipped == []
+
+
+def test_a_network_that_fits_no_levels_is_timed_in_fp32_alone(
+    net: subbit.Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Program:
+        raise PackError("what reaches them differs too much in size")
+
+    monkeypatch.setattr("subbit.benchmark.session.calibrated", refuse)
+    result = bench(net, against=(), seconds=0.02)
+    assert [(entrant.precision) for entrant in result.entrants] == ["fp32"]
+    assert [(skipped.name, skipped.reason) for skipped in result.skipped] == [
+        ("subbit packed int8", "what reaches them differs too much in size")
+    ]
 
 
 @pytest.mark.parametrize("shape", [(3, 33, 20), (2, 1, 1), (4, 16), (7,)])

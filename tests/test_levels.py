@@ -426,12 +426,13 @@ def test_pooling_between_layers(size: tuple[int, int], row: str) -> None:
 
 def sample_of(numbers: Any) -> Sample:
     array = np.atleast_2d(np.asarray(numbers, np.float32))
-    return Sample(array, float(array.min()), float(array.max()))
+    squares = np.square(array, dtype=np.float64).mean(1)
+    return Sample(array, squares, np.minimum(array.min(1), 0).astype(float), np.maximum(array.max(1), 0).astype(float))
 
 
 def test_steps_minimise_what_rounding_takes() -> None:
     numbers = sample_of(np.random.default_rng(0).exponential(1.0, (50, 1000)))
-    widest, best = Levels(numbers.highest / 127), best_levels(numbers, signed=False)
+    widest, best = Levels(float(numbers.highest.max()) / 127), best_levels(numbers, signed=False)
     assert best.step < 0.9 * widest.step  # the tail is clipped
     assert lost_share(numbers, best) < lost_share(numbers, widest)
     assert lost_share(numbers, best) < lost_share(numbers, Levels(best.step / 2))
@@ -446,9 +447,22 @@ def test_few_large_images_do_not_take_the_levels_of_the_others() -> None:
     some = sample_of(np.concatenate([usual, 30 * rng.exponential(1.0, (2, 500))]))
     step = best_levels(some, signed=False).step
     assert step < 6 * best_levels(sample_of(usual), signed=False).step
-    assert step < some.highest / 127 / 5
+    assert step < some.highest.max() / 127 / 5
     assert lost_share(sample_of(usual), Levels(step)) < MOST_LOST
     assert lost_share(some, Levels(step)) > MOST_LOST / 2  # what the two are clipped by counts
+
+
+def test_one_image_far_outside_and_few_numbers_of_each_change_little() -> None:
+    rng = np.random.default_rng(0)
+    usual = np.abs(rng.standard_normal((1000, 64)))
+    step = best_levels(sample_of(usual), signed=False).step
+    for factor in (1e2, 1e4, 1e6):
+        far = np.concatenate([usual, usual[:1] * factor])
+        assert step / 2 < best_levels(sample_of(far), signed=False).step < 2 * step
+        assert lost_share(sample_of(far), best_levels(sample_of(far), signed=False)) < MOST_LOST
+    whole = sample_of(rng.lognormal(0, 1.2, (5000, 500)))
+    thin = replace(whole, numbers=whole.numbers[:, :3])  # as of a whole data set
+    assert best_levels(thin, signed=False).step == pytest.approx(best_levels(whole, signed=False).step, rel=0.25)
 
 
 def test_layers_whose_inputs_do_not_fit_levels_stay_in_fp32(tmp_path: Path) -> None:

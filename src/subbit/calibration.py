@@ -49,9 +49,12 @@ MIN_CHANNELS = 8  # of a group: below, the input is a picture or the layer depth
 MAX_TAPS = 64  # sums of four channels over more taps may not fit 16 bits
 SAMPLES = 2**16  # of every value, over all images
 PER_IMAGE = 1024  # samples of one image at most
+FINENESS = 0.04  # of the steps that are tried, as a logarithm
 FAINT = 0.05  # images with less than this of the usual mean square count as if they had it
 MOST_LOST = 0.08**2  # of an image's mean square, on average: beyond, a layer stays in fp32
 BATCH = 8
+
+Float64 = NDArray[np.float64]
 
 _POSITIVE = ("relu", "relu6", "sigmoid", "hard_sigmoid", "abs", "softplus", "exp", "sqrt")
 _MOVES = (Pool, AdaptivePool, Mean, Concat, Slice, Reshape, Permute, Upsample)  # no result is below all inputs
@@ -114,8 +117,9 @@ class Sample:
     """Numbers that a value takes."""
 
     numbers: Float32  # (images, drawn from each)
-    lowest: float  # of all that there were
-    highest: float
+    squares: Float64  # (images): mean square of all that an image has
+    lowest: Float64  # (images): of all that it has, at most 0
+    highest: Float64  # and at least 0
 
 
 def measure(program: Program, values: set[int], images: Any) -> dict[int, Sample]:
@@ -125,7 +129,7 @@ def measure(program: Program, values: set[int], images: Any) -> dict[int, Sample
     net = load(encode(program))
     random = np.random.default_rng(0)
     drawn: dict[int, list[Float32]] = {value: [] for value in values}
-    extremes: dict[int, list[float]] = {value: [0.0, 0.0] for value in values}
+    known: dict[int, list[Float64]] = {value: [] for value in values}
     for batch in _batches(images, program.input_shape):
         computed = [batch, *net.values(batch)]
         for value in sorted(values):
@@ -134,17 +138,20 @@ def measure(program: Program, values: set[int], images: Any) -> dict[int, Sample
                 raise PackError(f"calibration: value {value} of the network is infinite or NaN for one of the images")
             some = random.integers(0, flat.shape[1], (len(batch), min(PER_IMAGE, flat.shape[1])))
             drawn[value].append(np.take_along_axis(flat, some, axis=1))
-            lowest, highest = extremes[value]
-            extremes[value] = [min(lowest, float(flat.min())), max(highest, float(flat.max()))]
+            squares = np.square(flat, dtype=np.float64).mean(1)
+            known[value].append(np.stack([squares, np.minimum(flat.min(1), 0), np.maximum(flat.max(1), 0)]))
     if not all(drawn.values()):
         raise PackError("calibration: there are no images to take the ranges of the activations from")
-    return {value: Sample(_thinned(np.concatenate(parts)), *extremes[value]) for value, parts in drawn.items()}
+    return {
+        value: Sample(_thinned(np.concatenate(drawn.pop(value))), *np.concatenate(known[value], axis=1))
+        for value in sorted(values)
+    }
 
 
 def _thinned(numbers: Float32) -> Float32:
     """At most about `SAMPLES` of them, and at least one of each image."""
     images, each = numbers.shape
-    return numbers[:, : max(1, min(each, SAMPLES // images))]
+    return numbers[:, : max(1, min(each, SAMPLES // images))].copy()
 
 
 def _batches(images: Any, shape: tuple[int, ...]) -> Iterator[Float32]:
@@ -178,14 +185,15 @@ def _as_float(part: Any) -> Float32:
 def best_levels(sample: Sample, *, signed: bool) -> Levels:
     """The levels that take the smallest share of every image on average.
 
-    Their step is at most the one with which nothing is clipped.
+    The widest that are tried clip nothing, the closest clip what is above a tenth of what a usual image reaches.
     """
     unit = Levels(1.0, signed)
-    widest = max(sample.highest / unit.highest, sample.lowest / unit.lowest if signed else 0.0)
-    if widest <= 0:
+    reached = np.maximum(sample.highest / unit.highest, sample.lowest / unit.lowest if signed else 0.0)
+    if not (some := reached > 0).any():
         return unit  # nothing but zeros
-    shares = np.geomspace(1, 0.01, 120)
-    steps = [Levels(float(np.clip(widest * share, MIN_STEP, MAX_STEP)), signed) for share in shares]
+    widest, closest = float(reached.max()), float(np.median(reached[some])) / 10
+    shares = np.geomspace(widest, closest, 2 + int(np.log(widest / closest) / FINENESS))
+    steps = [Levels(float(step), signed) for step in np.clip(shares, MIN_STEP, MAX_STEP)]
     return min(steps, key=lambda levels: lost_share(sample, levels))
 
 
@@ -194,8 +202,7 @@ def lost_share(sample: Sample, levels: Levels) -> float:
 
     Images that have next to nothing count little: a layer adds a shift to what it gets.
     """
-    numbers, step = sample.numbers, np.float32(levels.step)
-    there = np.mean(np.square(numbers, dtype=np.float64), axis=1)
+    numbers, step, there = sample.numbers, np.float32(levels.step), sample.squares
     if not (some := there > 0).any():
         return 0.0
     error = np.clip(np.rint(numbers / step), levels.lowest, levels.highest) * step - numbers

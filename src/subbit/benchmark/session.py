@@ -17,7 +17,7 @@ from subbit.benchmark.layers import LayerTime, layer_times
 from subbit.benchmark.measure import Spread, interleave, ratio
 from subbit.benchmark.rivals import RUNTIMES, Contestant, Graphs, Precision
 from subbit.calibration import calibrated, takes_levels, without_levels
-from subbit.errors import ConfigError
+from subbit.errors import ConfigError, PackError
 from subbit.format import decode, encode
 from subbit.records import Float32, Int64
 from subbit.runtime import Limits, Network, load
@@ -139,7 +139,11 @@ def bench(
     checked = images(CHECKED_IMAGES) if examples is None else examples.images[:CHECKED_IMAGES]
     for count in threads:
         progress(f"preparing contestants with {count} thread{'s' if count > 1 else ''}")
-        contestants = [packed(net, count), *_other_form(net, graphs, count), *_rivals(graphs, against, count, result)]
+        contestants = [
+            packed(net, count),
+            *_other_form(net, graphs, count, result),
+            *_rivals(graphs, against, count, result),
+        ]
         agreeing = [*compare(contestants, checked, result), *((other, None) for other in others)]
         if not result.entrants:
             result.entrants = [_entrant(one, difference, examples) for one, difference in agreeing]
@@ -174,13 +178,18 @@ def packed(net: Network, threads: int) -> Contestant:
     return Contestant("subbit", "packed", precision, len(net.data), lambda x: net(x, threads=threads))
 
 
-def _other_form(net: Network, graphs: Graphs, threads: int) -> Iterable[Contestant]:
+def _other_form(net: Network, graphs: Graphs, threads: int, result: Result) -> Iterable[Contestant]:
     """The same network in integers, or in fp32 where it is in integers itself."""
     program = decode(net.data)
     if any(op.levels for op in program.weighted()):
         yield packed(load(encode(graphs.program), isa=net.isa), threads)
     elif any(map(takes_levels, program.ops)):
-        yield packed(load(encode(calibrated(program, graphs.calibration)), isa=net.isa), threads)
+        try:
+            levels = calibrated(program, graphs.calibration)
+        except PackError as error:  # not on these images
+            _skip(result, "subbit packed int8", str(error))
+            return
+        yield packed(load(encode(levels), isa=net.isa), threads)
 
 
 def describe_machine(net: Network) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from subbit import zoo
 from subbit.cli.options import JsonOption
+from subbit.errors import ConfigError
 from subbit.tables import whole_console
 
 
@@ -31,6 +32,8 @@ def command(
         else:
             _print_list(cards)
         return
+    if best:
+        raise ConfigError(f"zoo {name} --best: one card is shown, or the list of the best")
     card = zoo.read_card(zoo.path(name).with_name(f"{name}.json"))
     if as_json:
         typer.echo(json.dumps(_described(card), indent=2, ensure_ascii=False))

@@ -10,7 +10,7 @@ import numpy as np
 
 import subbit
 from subbit.calibration import calibrated, takes_levels
-from subbit.errors import DataError
+from subbit.errors import DataError, PackError
 from subbit.experiments import ledger
 from subbit.experiments.ledger import Entry
 from subbit.experiments.run import Job, find_entry
@@ -47,7 +47,10 @@ def add_to_zoo(job: Job, runs: Path, folder: Path, *, data_dir: str = "") -> lis
     if any(map(takes_levels, program.ops)):
         images = images_of(run, "train", CALIBRATION_IMAGES, folder=Path(data_dir) if data_dir else None)
         label = f"{job.row.label}, in integers"
-        levels = calibrated(program, images)
+        try:
+            levels = calibrated(program, images)
+        except PackError:  # what its layers get does not fit levels
+            return cards
         cards.append(_add(f"{zoo_name(job)}-int8", label, levels, job, entry, INTEGER_GAP, folder, data_dir))
     return cards
 
