@@ -192,8 +192,8 @@ def best_levels(sample: Sample, *, signed: bool) -> Levels:
     if not (some := reached > 0).any():
         return unit  # nothing but zeros
     widest, closest = float(reached.max()), float(np.median(reached[some])) / 10
-    shares = np.geomspace(widest, closest, 2 + int(np.log(widest / closest) / FINENESS))
-    steps = [Levels(float(step), signed) for step in np.clip(shares, MIN_STEP, MAX_STEP)]
+    tried = np.geomspace(widest, closest, 2 + int(np.log(widest / closest) / FINENESS))
+    steps = [Levels(float(step), signed) for step in np.clip(tried, MIN_STEP, MAX_STEP)]
     return min(steps, key=lambda levels: lost_share(sample, levels))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,8 @@ def add_to_zoo(job: Job, runs: Path, folder: Path, *, data_dir: str = "") -> lis
         label = f"{job.row.label}, in integers"
         try:
             levels = calibrated(program, images)
-        except PackError:  # what its layers get does not fit levels
+        except PackError as error:
+            warnings.warn(f"no file in integers: {error}", stacklevel=2)
             return cards
         cards.append(_add(f"{zoo_name(job)}-int8", label, levels, job, entry, INTEGER_GAP, folder, data_dir))
     return cards
